@@ -1,0 +1,44 @@
+# `make demo` and `make test` do all the set-up themselves; a second run finds it done.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# One thread a test worker: OpenMP threads beside another busy process run many times slower.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test test-all check format bench docs dist clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/adlm demo
+
+test: $(READY)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(READY)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	for program in benchmarks/[a-z]*.py; do $(BIN)/python $$program || exit 1; done
+
+docs: $(READY)
+	$(BIN)/python docs/check.py
+
+dist: $(READY)
+	$(BIN)/python -m build --no-isolation
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,28 @@
+"""Anchored diffusion language models: train, measure, sample, explain and serve them."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adlm.data.catalog import open_source
+    from adlm.data.prepare import prepare
+    from adlm.errors import AdlmError
+    from adlm.text_model import TextModel, load
+
+__version__ = "0.1.0"
+__all__ = ["AdlmError", "TextModel", "load", "open_source", "prepare"]
+
+_HOMES = {
+    "AdlmError": "adlm.errors",
+    "TextModel": "adlm.text_model",
+    "load": "adlm.text_model",
+    "open_source": "adlm.data.catalog",
+    "prepare": "adlm.data.prepare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Public names are fetched when first used, so that `adlm --help` and data work never wait for torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'adlm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

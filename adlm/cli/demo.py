@@ -1,0 +1,141 @@
+"""`adlm demo`: the main job in minutes."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.panel import Panel
+from rich.table import Table
+
+from adlm import __version__
+from adlm.cli.progress import TrainingBar, bar, console
+from adlm.data.catalog import open_source
+from adlm.data.stories import Stories
+from adlm.recipes.demo import DemoData, Trained, data, execute, runs
+
+
+def command(
+    *,
+    corpus: str = "stories",
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    out: Path = Path("runs/demo"),
+    steps: int | None = None,
+    samples: int = 3,
+    seed: int = 0,
+) -> None:
+    """Train AR, MDLM and ADLM of one size on text that comes with the package, score them, write samples.
+
+    Args:
+        corpus: stories (generated; its exact entropy is known), kjv, pydocs, pycode, or a file, folder or glob.
+        quick: a tenth of the training: under two minutes, and the samples show it.
+        out: where models, prepared data and results.json go.
+        steps: training steps of each model.
+        samples: texts to print for each model.
+        seed: of data order, noise and samples.
+    """
+    started = time.perf_counter()
+    source = Stories() if corpus == "stories" else open_source(corpus)
+    prepared = data(source, out / "data", workers=os.cpu_count() or 1)
+    console().print(
+        f"[bold]{source.name}[/bold]: {prepared.train.manifest['tokens']:,} training tokens, "
+        f"vocabulary {prepared.tokenizer.vocab_size}, rows of {prepared.train.length}",
+        highlight=False,
+    )
+    results: dict[str, Trained] = {}
+    for run in runs(steps=steps or (60 if quick else 500), seed=seed):
+        with bar(run.name, run.train.steps) as view:
+            result = execute(
+                run,
+                prepared,
+                test_rows=200 if quick else 1000,
+                watch=TrainingBar(view, run.train.steps),
+                watch_test=lambda done, count, view=view: view.update(done, f"scoring {done}/{count}"),  # type: ignore[misc]
+            )
+            view.note = f"{result.parameters / 1e6:.2f} M parameters, {result.seconds:.0f} s of training"
+        result.model.save(out / run.name.lower())
+        results[run.name] = result
+    texts = {name: result.model.generate(n=50 if quick else 200, seed=seed) for name, result in results.items()}
+    console().print(_table(results, prepared, texts))
+    for name, written in texts.items():
+        shown = [f"{_mark(source, text)}{text}" for text in written[:samples]]
+        console().print(Panel("\n\n".join(shown), title=name, title_align="left"), highlight=False, markup=False)
+    record = _record(results, prepared, texts, seed)
+    (out / "results.json").write_text(json.dumps(record, indent=2) + "\n")
+    minutes = (time.perf_counter() - started) / 60
+    console().print(f"{minutes:.1f} minutes. Models, data and results.json are in {out}/.", highlight=False)
+    example = 'adlm.load("' + (out / "adlm").as_posix() + '").generate(n=2)'
+    console().print(f"Next: python -c 'import adlm; print(*{example}, sep=\"\\n\")'", highlight=False, markup=False)
+
+
+def _floor(corpus: DemoData) -> tuple[float, float] | None:
+    """Exact nats a row and a token of the process the text comes from, where it is known."""
+    if not isinstance(corpus.source, Stories):
+        return None
+    entropy = corpus.source.entropy()
+    return entropy, entropy / (corpus.source.mean_tokens() + 1)  # the end token is a token
+
+
+def _consistent(corpus: DemoData, texts: list[str]) -> float | None:
+    if not isinstance(corpus.source, Stories):
+        return None
+    return sum(not corpus.source.problems(text) for text in texts) / len(texts)
+
+
+def _mark(source: Any, text: str) -> str:
+    """Before a sample: whether the story is one its grammar could have told."""
+    if not isinstance(source, Stories):
+        return ""
+    return "· " if source.problems(text) else "✓ "
+
+
+def _table(results: dict[str, Trained], corpus: DemoData, texts: dict[str, list[str]]) -> Table:
+    floor = _floor(corpus)
+    unit = "story" if floor else "row"
+    table = Table(
+        "model", "parameters", "seconds", f"nats a {unit}", "perplexity", *(["flawless stories"] if floor else [])
+    )
+    for name, result in results.items():
+        row, score = result.score.nats_a_row, result.score
+        bound = "" if row.draws == 0 else "≤ "
+        cells = [
+            name,
+            f"{result.parameters / 1e6:.2f} M",
+            f"{result.seconds:.0f}",
+            f"{bound}{row.mean:.2f} ± {row.error:.2f}",
+            f"{bound}{score.perplexity:.3f} ± {score.error:.3f}",
+        ]
+        share = _consistent(corpus, texts[name])
+        table.add_row(*cells, *([f"{share:.0%}"] if share is not None else []))
+    if floor:
+        table.add_row("exact floor", "", "", f"{floor[0]:.2f}", f"{math.exp(floor[1]):.3f}", "100%")
+    table.caption = (
+        "held-out text; ± one standard error over rows; ≤ marks a bound, from 8 stratified mask counts a row"
+    )
+    return table
+
+
+def _record(results: dict[str, Trained], corpus: DemoData, texts: dict[str, list[str]], seed: int) -> dict[str, Any]:
+    floor = _floor(corpus)
+    return {
+        "adlm": __version__,
+        "corpus": corpus.source.name,
+        "data": {"train": corpus.train.key, "test": corpus.test.key},
+        "seed": seed,
+        "floor_nats_a_row": floor[0] if floor else None,
+        "models": {
+            name: {
+                "parameters": result.parameters,
+                "seconds": result.seconds,
+                "nats_a_row": result.score.nats_a_row._asdict(),
+                "nats_a_token": result.score.nats_a_token._asdict(),
+                "perplexity": result.score.perplexity,
+                "flawless": _consistent(corpus, texts[name]),
+                "samples": texts[name][:20],
+            }
+            for name, result in results.items()
+        },
+    }

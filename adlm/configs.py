@@ -1,0 +1,86 @@
+"""Frozen dataclasses to JSON and back, strictly: what is not known is named, never ignored.
+
+A value is written as its fields plus `kind`, its class. Only classes of this package's own list can come back.
+"""
+
+import types
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from adlm.errors import ConfigError, UnknownName
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """A dataclass, or whatever its fields hold, as plain JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            "kind": type(value).__name__,
+            **{field.name: to_json(getattr(value, field.name)) for field in fields(value)},
+        }
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    return value
+
+
+def _kinds(base: type[Any]) -> dict[str, type[Any]]:
+    """`base` and every finished class below it, by name."""
+    found = {} if getattr(base, "__abstractmethods__", None) else {base.__name__: base}
+    for child in base.__subclasses__():
+        found.update(_kinds(child))
+    return found
+
+
+def from_json(expected: type[T], data: Any, *, where: str = "config") -> T:
+    """The value of type `expected` that `data` describes.
+
+    Args:
+        where: what to call the place in messages, as in `config.stack.width`.
+    """
+    if isinstance(data, dict) and is_dataclass(expected):
+        kinds = _kinds(expected)
+        kind = data.get("kind", expected.__name__)
+        if kind not in kinds:
+            raise UnknownName(f"kind of {expected.__name__} at {where}", str(kind), kinds)
+        cls = kinds[kind]
+        hints = get_type_hints(cls)
+        names = [field.name for field in fields(cls)]
+        for key in data:
+            if key != "kind" and key not in names:
+                raise UnknownName(f"field of {kind} at {where}", key, names)
+        missing = [
+            field.name
+            for field in fields(cls)
+            if field.name not in data and field.default is MISSING and field.default_factory is MISSING
+        ]
+        if missing:
+            raise ConfigError(f"asked to read {kind} at {where}", f"no {', '.join(missing)}", "add what is missing")
+        values = {
+            key: from_json(hints[key], item, where=f"{where}.{key}") for key, item in data.items() if key != "kind"
+        }
+        return cls(**values)
+    return _plain(expected, data, where)
+
+
+def _plain(expected: Any, data: Any, where: str) -> Any:
+    """A value that is not a dataclass."""
+    origin = get_origin(expected)
+    if origin in (Union, types.UnionType):
+        if data is None and type(None) in get_args(expected):
+            return None
+        options = [option for option in get_args(expected) if option is not type(None)]
+        return from_json(options[0], data, where=where)
+    if origin is tuple and isinstance(data, list):
+        return tuple(data)
+    plain = origin or expected
+    if plain is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(plain, type) or not isinstance(data, plain) or (plain is int and isinstance(data, bool)):
+        name = getattr(plain, "__name__", str(plain))
+        raise ConfigError(
+            f"asked to read {where}", f"{data!r}, a {type(data).__name__}", f"give a value of type {name}"
+        )
+    return data

@@ -1,0 +1,387 @@
+"""Local files as a source of text: plain text, JSON, CSV and Parquet; folders and globs; gzip and zstd.
+
+A text file is one record that comes line by line; a JSON object, a CSV row or a Parquet row is a record that
+comes whole. The names of the files tell the splits; where they do not, a cut makes them. Everything is read in
+bounded steps: only a single record has to fit in memory.
+"""
+
+import codecs
+import csv
+import dataclasses
+import difflib
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from adlm.data import documents
+from adlm.data.detokenize import find_detokenizer
+from adlm.data.documents import SPLITS, WHOLE, Cut, DocumentRule, Segments, Shares, Size
+from adlm.data.source import Piece, Source
+from adlm.errors import DataError, UnknownName
+
+_SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "validation", "val", "dev"), "valid")}
+_ENDINGS = {
+    **dict.fromkeys((".txt", ".tokens", ".raw", ""), "text"),
+    **dict.fromkeys((".jsonl", ".json"), "json"),
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+_READ_BYTES = 1 << 17
+_LARGEST_RECORD = 1 << 26
+_READER_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TextFiles(Source):
+    """A file, a folder (read recursively, in order) or a glob.
+
+    Args:
+        field: the field or column that holds the text; several are joined by a space.
+        files: a glob under the folder for each split, where the names of the files do not tell.
+        cut: how splits are made if no name speaks of a held-out one; by default `Shares()`, unless the names
+            speak of training.
+        format: text, json, csv or parquet, where the ending of the name does not tell.
+        header: the columns of CSV files that do not name them in the first line.
+        joiner: what is put between the strings of a list.
+        encoding_errors: strict, replace or ignore: what to do with bytes that are not UTF-8.
+    """
+
+    path: str
+    name: str = ""
+    licence: str = "that of the files"
+    field: str | tuple[str, ...] = "text"
+    rule: DocumentRule = WHOLE
+    detokenizer: str = "none"
+    files: Mapping[str, str] | None = dataclasses.field(default=None, hash=False)
+    cut: Cut | None = None
+    format: str | None = None
+    header: tuple[str, ...] = ()
+    joiner: str = " "
+    encoding_errors: str = "strict"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", str(self.path))
+        if not self.name:
+            object.__setattr__(self, "name", Path(self.path).name or self.path)
+        find_detokenizer(self.detokenizer)
+        if self.format not in (None, "text", *_RECORDS):
+            raise UnknownName("format", str(self.format), ("text", *_RECORDS))
+        if self.encoding_errors not in (known := ("strict", "replace", "ignore")):
+            raise UnknownName("way with encoding errors", self.encoding_errors, known)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        _, plan, cut = self._plan()
+        return SPLITS if cut else tuple(sorted(plan, key=lambda split: (*SPLITS, split).index(split)))
+
+    def pieces(self, split: str) -> Iterator[Piece]:
+        _, files, cut = self._files(split)
+        pieces = self._read(files)
+        if cut is not None:
+            pieces = cut.select(split, pieces, _measured(self, tuple(map(_stamp, files))))
+        return not_empty(pieces, self, split, "check the files, the document rule and the field")
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        root, files, cut = self._files(split)
+        stamps = {path.relative_to(root).as_posix(): _stamp(path) for path in files}
+        options = ("rule", "detokenizer", "field", "format", "header", "joiner", "encoding_errors")
+        return {
+            "reader": _READER_VERSION,
+            "files": [[name, stamp[1], _sha256(*stamp)] for name, stamp in stamps.items()],
+            "cut": [repr(cut), split] if cut else None,
+            **{option: repr(getattr(self, option)) for option in options},
+        }
+
+    def peek(self) -> None:
+        """Read the beginning, so that a wrong path, a wrong field or a damaged file shows at once."""
+        _, plan, _ = self._plan()
+        next(self._read(next(iter(plan.values()))), None)
+
+    def _plan(self) -> tuple[Path, dict[str, list[Path]], Cut | None]:
+        """The folder, the files of each split, and the cut; with a cut, all files are under an empty name."""
+        if self.files is not None:
+            root = Path(self.path).expanduser()
+            given = {split: sorted(filter(Path.is_file, root.glob(glob))) for split, glob in self.files.items()}
+            if not any(given.values()):
+                raise _unreadable(", ".join(self.files.values()), root) if root.is_dir() else _missing(root)
+            return root, {split: paths for split, paths in given.items() if paths}, None
+        root, found = find_files(self.path)
+        named: dict[str, list[Path]] = {}
+        for path in found:
+            if split := split_of(path.relative_to(root).as_posix()):
+                named.setdefault(split, []).append(path)
+        if named.keys() - {"train"} or (named and self.cut is None):
+            return root, named, None
+        return root, {"": found}, self.cut or Shares()
+
+    def _files(self, split: str) -> tuple[Path, list[Path], Cut | None]:
+        root, plan, cut = self._plan()
+        if split not in (known := SPLITS if cut else tuple(plan)):
+            raise UnknownName("split", split, known)
+        return root, plan["" if cut else split], cut
+
+    def _read(self, files: Iterable[Path]) -> Iterator[Piece]:
+        segments = itertools.chain.from_iterable(map(self._segments, files))
+        return documents.as_pieces(segments, self.rule, self.detokenizer)
+
+    def _segments(self, path: Path) -> Segments:
+        records = _RECORDS.get(self.format or _ending(path)[0] or "text")
+        if records is None:
+            return itertools.chain(documents.as_lines(_decoded(path, self.encoding_errors)), (None,))
+        return documents.as_segments((self._text(where, record) for where, record in records(path, self)), self.rule)
+
+    def _text(self, where: str, record: object) -> str:
+        text = record_text(record, self.field, self.joiner, where)
+        try:
+            # JSON can spell half a character (a lone surrogate), which no tokenizer takes.
+            return text if text.isascii() else text.encode(errors=self.encoding_errors).decode()
+        except UnicodeEncodeError as error:
+            raise _not_utf8(where, f"half a character, {text[error.start]!r}") from error
+
+
+def find_files(pattern: str) -> tuple[Path, list[Path]]:
+    """The folder and the files, in order, of a file, a folder or a glob."""
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        return path.parent, [path]
+    if path.is_dir():
+        root, found = path, (each for each in path.rglob("*") if _is_readable(each.relative_to(path)))
+    else:
+        plain = list(itertools.takewhile(lambda part: not set(part) & set("*?["), path.parts))
+        root = Path(*plain)
+        if len(plain) == len(path.parts) or not root.is_dir():
+            raise _missing(root)
+        found = (each for each in root.glob(str(Path(*path.parts[len(plain) :]))))
+    files = sorted(each for each in found if each.is_file())
+    if not files:
+        raise _unreadable(pattern, root)
+    return root, files
+
+
+def _unreadable(pattern: str, root: Path) -> DataError:
+    found = f"no file to read in {root}, among {sum(1 for _ in root.iterdir())} names there"
+    endings = " ".join(filter(None, _ENDINGS))
+    return DataError(
+        f"asked for text in {pattern}", found, f"name files or a glob; folders give {endings}, also .gz and .zst"
+    )
+
+
+def _missing(path: Path) -> DataError:
+    asked, folder = path, path.parent
+    while not folder.is_dir():
+        path, folder = folder, folder.parent
+    near = difflib.get_close_matches(path.name, [each.name for each in folder.iterdir()], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "check the path"
+    return DataError(f"asked for text in {asked}", f"no {path.name!r} in {folder.absolute()}", hint)
+
+
+def _is_readable(path: Path) -> bool:
+    hidden = any(part.startswith((".", "_")) for part in path.parts)
+    return not hidden and _ending(path)[0] is not None and path.stem.lower() not in ("readme", "license", "licence")
+
+
+def _ending(path: Path) -> tuple[str | None, str]:
+    """The format and the compression that a name tells."""
+    packed = path.suffix.lower() if path.suffix.lower() in (".gz", ".zst") else ""
+    return _ENDINGS.get((path.with_suffix("") if packed else path).suffix.lower()), packed
+
+
+def split_of(name: str) -> str | None:
+    """The split that a name speaks of: `wiki.valid.tokens`, `train/part-0.jsonl`, `validation`."""
+    words = [_SPLIT_WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in _SPLIT_WORDS]
+    return words[-1] if words else None
+
+
+def as_names(field: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (field,) if isinstance(field, str) else field
+
+
+def record_text(record: object, field: str | tuple[str, ...], joiner: str, where: str) -> str:
+    """The text of a record: its fields joined by a space, a list of strings by `joiner`."""
+    if isinstance(record, str):
+        return record
+    fields = record if isinstance(record, Mapping) else {}
+    texts = []
+    for name in as_names(field):
+        value = fields.get(name, 0)
+        if isinstance(value, list) and all(isinstance(part, str) for part in value):
+            value = joiner.join(value)
+        if value is not None and not isinstance(value, str):
+            found = f"{str(value)[:60]} in it" if name in fields else f"the fields {', '.join(fields) or '(none)'}"
+            raise DataError(f"asked for text in the field {name!r} of {where}", found, "name a field that has text")
+        texts.append(value)
+    return " ".join(filter(None, texts))
+
+
+def not_empty(pieces: Iterator[Piece], source: Source, split: str, fix: str) -> Iterator[Piece]:
+    """The pieces; an error if there are none."""
+    first = next(pieces, None)
+    if first is None:
+        raise DataError(f"asked for the split {split!r} of {source.name!r}", "not one document in it", fix)
+    yield first
+    yield from pieces
+
+
+def _stamp(path: Path) -> tuple[Path, int, int]:
+    """What tells, without reading it, that a file is still the same."""
+    status = path.stat()
+    return path, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=4096)
+def _sha256(path: Path, size: int, modified: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=16)
+def _measured(source: TextFiles, stamps: tuple[tuple[Path, int, int], ...]) -> Size:
+    documents = characters = 0
+    for piece in source._read(path for path, _, _ in stamps):
+        documents += piece.ends
+        characters += len(piece.text)
+    return Size(documents, characters)
+
+
+def _opened(path: Path) -> BinaryIO:
+    packed = _ending(path)[1]
+    if packed == ".zst":
+        import pyarrow
+
+        return cast("BinaryIO", pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+    return cast("BinaryIO", gzip.open(path, "rb")) if packed else path.open("rb")
+
+
+def _decoded(path: Path, errors: str) -> Iterator[str]:
+    """The text of a file, unpacked, with Unix line breaks and without a byte order mark."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    lines = io.IncrementalNewlineDecoder(decoder, translate=True)
+    place, data = 0, b"-"
+    try:
+        with _opened(path) as stream:
+            while data:
+                data = stream.read(_READ_BYTES)
+                waiting = len(decoder.getstate()[0])
+                text = lines.decode(data, final=not data)
+                yield text if place else text.removeprefix("\ufeff")
+                place += len(data)
+    except UnicodeDecodeError as error:
+        offset = place - waiting + error.start
+        raise _not_utf8(str(path), f"byte 0x{error.object[error.start]:02x} at offset {offset}") from error
+    except (EOFError, OSError, zlib.error) as error:
+        raise _damaged(path, error) from error
+
+
+def _not_utf8(where: str, found: str) -> DataError:
+    fix = 'convert the file, or pass encoding_errors="replace"'
+    return DataError(f"asked to read {where} as UTF-8", found, fix)
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"asked to read {path}", str(error), "check that the file is whole, or fetch it again")
+
+
+def _whole_lines(path: Path, source: TextFiles) -> Iterator[str]:
+    parts: list[str] = []
+    for part in documents.as_lines(_decoded(path, source.encoding_errors)):
+        parts.append(part)
+        if part.endswith("\n"):
+            yield "".join(parts)
+            parts = []
+    yield "".join(parts)
+
+
+_Records = Iterator[tuple[str, object]]
+
+
+def _json_records(path: Path, source: TextFiles) -> _Records:
+    chunks = filter(None, _decoded(path, source.encoding_errors))
+    text = next((chunk.lstrip() for chunk in chunks if not chunk.isspace()), "")
+    if text.startswith("["):
+        yield from _json_list(path, text, chunks)
+        return
+    for number, line in enumerate(_whole_lines(path, source), start=1):
+        where = f"{path}, line {number}"
+        if line.strip():
+            try:
+                yield where, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise _not_json(where, line, error) from error
+
+
+def _json_list(path: Path, text: str, chunks: Iterator[str]) -> _Records:
+    """The elements of a list, one at a time: a list of any length is read in flat memory."""
+    decoder, between = json.JSONDecoder(), re.compile(r"[\s,]*")
+    place, number = 1, 1
+    while True:
+        place = cast("re.Match[str]", between.match(text, place)).end()
+        if text.startswith("]", place):
+            return
+        where = f"{path}, element {number}"
+        try:
+            record, place = decoder.raw_decode(text, place)
+        except json.JSONDecodeError as error:
+            more = next(chunks, "") if len(text) - place < _LARGEST_RECORD else ""
+            if not more:
+                raise _not_json(where, text[place:], error) from error
+            text, place = text[place:] + more, 0
+            continue
+        number += 1
+        yield where, record
+
+
+def _not_json(where: str, text: str, error: json.JSONDecodeError) -> DataError:
+    found = f"{error.msg}: {text[:60]!r}"
+    return DataError(f"asked to read {where} as JSON", found, "give an object a line, or a list of objects")
+
+
+def _csv_records(path: Path, source: TextFiles) -> _Records:
+    csv.field_size_limit(_LARGEST_RECORD)  # the default, 128 KiB, is less than a long article
+    rows = csv.reader(_whole_lines(path, source), skipinitialspace=True)
+    wanted = {name.lower(): name for name in as_names(source.field)}
+    names: Iterable[str] = ()
+    try:
+        for row in filter(None, rows):
+            if not names:
+                # A first line with the wanted names is a header, whatever the case of its letters.
+                names = titles = [wanted.get(cell.lower(), cell) for cell in row]
+                if set(titles) >= set(wanted.values()) or not source.header:
+                    continue
+                names = source.header
+            yield f"{path}, line {rows.line_num}", dict(zip(names, row, strict=False))
+    except csv.Error as error:
+        raise _damaged(path, error) from error
+
+
+def _parquet_records(path: Path, source: TextFiles) -> _Records:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    number = itertools.count(1)
+    try:
+        with ParquetFile(path) as file:
+            record_text(dict.fromkeys(file.schema_arrow.names), source.field, "", str(path))  # names what is missing
+            for batch in file.iter_batches(batch_size=256, columns=list(as_names(source.field))):
+                for row in batch.to_pylist():
+                    yield f"{path}, row {next(number)}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+_RECORDS: dict[str, Callable[[Path, TextFiles], _Records]] = {
+    "json": _json_records,
+    "csv": _csv_records,
+    "parquet": _parquet_records,
+}

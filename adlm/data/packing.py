@@ -1,0 +1,144 @@
+"""Documents of token ids into rows of one length. Pure functions of what came before and what comes now.
+
+A packing is a value. Its `pack` takes the ids left over from earlier pieces and new pieces, and returns full
+rows and what is left over, so that a corpus of any size is packed in flat memory and packing can stop and go
+on anywhere. Rows come with lengths: what lies beyond is padding.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.data.tokenizer import Roles
+from adlm.errors import ConfigError
+
+Ids = NDArray[np.int64]
+
+
+class Encoded(NamedTuple):
+    """The ids of a piece, and whether its document ends here."""
+
+    ids: Ids
+    ends: bool = True
+
+
+class Packed(NamedTuple):
+    """Rows [N, length], the tokens that count in each [N], and the ids left for the next call."""
+
+    rows: Ids
+    lengths: Ids
+    rest: Ids
+
+
+NOTHING: Ids = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Packing(ABC):
+    """How documents become rows.
+
+    Args:
+        length: tokens a row.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.length < 4:
+            raise ConfigError(f"asked for rows of {self.length} tokens", "fewer than 4", "choose a longer row")
+
+    @abstractmethod
+    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> Packed:
+        """Pack `pieces` after `rest`."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether rows may hold padding."""
+        return False
+
+    @property
+    def padding_counts(self) -> bool:
+        """Whether a model has to predict the padding too."""
+        return False
+
+
+@dataclass(frozen=True)
+class Wrapped(Packing):
+    """One stream of all documents, cut into rows; the last, incomplete row is dropped.
+
+    Args:
+        separated: end every document with the end token (text8 is one document and has none).
+        framed: begin every row with the begin token and end it with the end token, as the published
+            OpenWebText runs do; `length` counts both.
+    """
+
+    separated: bool = True
+    framed: bool = False
+
+    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> Packed:
+        end = np.array([roles.eos_id])
+        parts = [rest]
+        for ids, ends in pieces:
+            parts.append(ids)
+            if ends and self.separated:
+                parts.append(end)
+        stream = np.concatenate(parts)
+        inner = self.length - 2 if self.framed else self.length
+        count = len(stream) // inner
+        rows = stream[: count * inner].reshape(count, inner)
+        if self.framed:
+            rows = np.pad(rows, ((0, 0), (1, 1)), constant_values=((0, 0), (roles.bos_id, roles.eos_id)))
+        return Packed(rows, np.full(count, self.length), stream[count * inner :])
+
+
+@dataclass(frozen=True)
+class Padded(Packing):
+    """Every document on rows of its own, the last one padded.
+
+    Args:
+        begin: put the begin token first.
+        end: put the end token last.
+        crop: cut what does not fit on one row (published LM1B); otherwise it goes on on the next row.
+        predict_padding: padding counts as text: the model has to write it. Then a row's bound does not
+            take the length of the document for known.
+    """
+
+    begin: bool = True
+    end: bool = True
+    crop: bool = False
+    predict_padding: bool = False
+
+    @property
+    def pads(self) -> bool:
+        return True
+
+    @property
+    def padding_counts(self) -> bool:
+        return self.predict_padding
+
+    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> Packed:
+        # `rest` is the unfinished document so far, cut to one row more than can be needed.
+        documents: list[Ids] = []
+        for ids, ends in pieces:
+            rest = np.concatenate([rest, ids])
+            if self.crop:
+                rest = rest[: self.length]
+            if ends:
+                documents.append(rest)
+                rest = NOTHING
+        rows = [row for document in documents for row in self._rows(document, roles)]
+        lengths = np.array([len(row) for row in rows], np.int64)
+        table = np.full((len(rows), self.length), roles.pad_id)
+        table[np.arange(self.length) < lengths[:, None]] = np.concatenate([*rows, NOTHING])
+        return Packed(table, lengths, rest)
+
+    def _rows(self, document: Ids, roles: Roles) -> list[Ids]:
+        begin, end = [roles.bos_id] * self.begin, [roles.eos_id] * self.end
+        if self.crop:
+            document = document[: self.length - len(begin) - len(end)]
+        whole = np.concatenate([np.array(begin, np.int64), document, np.array(end, np.int64)])
+        return [whole[i : i + self.length] for i in range(0, len(whole), self.length)]

@@ -1,0 +1,281 @@
+"""Tokenise and pack a source into shards: in parallel, in flat memory, resumable, and the same bytes every time.
+
+Text is read in chunks of a fixed size, encoded by worker processes, and packed in order by one process. A
+shard is closed only at the end of a chunk, and what is needed to go on from there is written beside it; so
+neither the number of workers nor an interruption changes a byte. The folder's name carries a key over source,
+split, tokenizer, packing and format: whatever shapes the bytes changes the folder.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from filelock import FileLock
+
+from adlm.data.packing import NOTHING, Encoded, Ids, Packing
+from adlm.data.shards import FORMAT, MANIFEST, Shards, checksum, write_atomically
+from adlm.data.source import Piece, Source
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError, DataError
+
+CHUNK_CHARACTERS = 1 << 19
+SHARD_TOKENS = 1 << 24
+_PROGRESS = "progress.json"
+
+
+class Watch(Protocol):
+    """Told after every chunk: documents and characters read so far, rows written or waiting."""
+
+    def __call__(self, documents: int, characters: int, rows: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    pieces: list[Piece]
+
+    @property
+    def characters(self) -> int:
+        return sum(len(piece.text) for piece in self.pieces)
+
+
+@dataclass
+class _State:
+    """Where a preparation stands after its last closed shard."""
+
+    chunks: int = 0
+    documents: int = 0
+    characters: int = 0
+    rows: int = 0
+    tokens: int = 0
+    rest: Ids = field(default_factory=lambda: NOTHING)
+    shards: list[str] = field(default_factory=list)
+
+
+def default_cache() -> Path:
+    """Where prepared data is kept: $ADLM_CACHE, or the user's cache folder."""
+    return Path(os.environ.get("ADLM_CACHE", "~/.cache/adlm")).expanduser() / "data"
+
+
+def data_key(source: Source, split: str, tokenizer: Tokenizer, packing: Packing) -> dict[str, Any]:
+    """Everything that shapes the bytes of the shards."""
+    return {
+        "format": FORMAT,
+        "source": {"class": type(source).__name__, "name": source.name, **source.fingerprint(split)},
+        "split": split,
+        "tokenizer": tokenizer.fingerprint,
+        "packing": {"class": type(packing).__name__, **asdict(packing)},
+        "shard_tokens": SHARD_TOKENS,
+        "chunk_characters": CHUNK_CHARACTERS,
+    }
+
+
+def prepare(
+    source: Source,
+    split: str,
+    tokenizer: Tokenizer,
+    packing: Packing,
+    *,
+    cache: Path | None = None,
+    workers: int = 1,
+    force: bool = False,
+    watch: Watch | None = None,
+) -> Shards:
+    """The shards of a split: opened if they exist, finished if they were begun, made otherwise.
+
+    Args:
+        cache: the folder that holds one folder a prepared split.
+        workers: processes that encode; 1 encodes in this process, on all its threads.
+        force: throw away what is there, damaged or not.
+    """
+    if workers < 1:
+        raise ConfigError(f"asked to prepare with {workers} workers", "fewer than 1", "give 1 or more")
+    description = data_key(source, split, tokenizer, packing)
+    key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name)
+    folder = (cache or default_cache()) / f"{name}-{split}-{key[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"asked to prepare data in {folder}", str(error), "name a folder you can write to") from error
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        if force:
+            shutil.rmtree(folder)
+            folder.mkdir()
+        if not (folder / MANIFEST).exists():
+            _write(source, split, tokenizer, packing, folder, workers, watch, {"key": key, "made_of": description})
+        return Shards.open(folder)
+
+
+def _write(
+    source: Source,
+    split: str,
+    tokenizer: Tokenizer,
+    packing: Packing,
+    folder: Path,
+    workers: int,
+    watch: Watch | None,
+    head: dict[str, Any],
+) -> None:
+    tokenizer.save(folder / "tokenizer")
+    state = _resume(folder)
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    tables: list[tuple[Ids, Ids]] = []
+    chunks = islice(_chunks(source.pieces(split)), state.chunks, None)
+    rest, waiting = state.rest, 0
+    for chunk, encoded in _encode(chunks, tokenizer, workers):
+        rows, lengths, rest = packing.pack(rest, encoded, tokenizer.roles)
+        state.chunks += 1
+        state.documents += sum(piece.ends for piece in chunk.pieces)
+        state.characters += chunk.characters
+        state.tokens += sum(len(ids) for ids, _ in encoded)
+        state.rows += len(rows)
+        waiting += rows.size
+        tables.append((rows.astype(dtype), lengths))
+        if waiting >= SHARD_TOKENS:
+            _close_shard(folder, tables, state, rest, padded=packing.pads)
+            tables, waiting = [], 0
+        if watch is not None:
+            watch(state.documents, state.characters, state.rows)
+    if not state.rows:
+        raise DataError(
+            f"asked to prepare {source.name} ({split}) in rows of {packing.length} tokens",
+            f"{state.documents} documents with {state.tokens} tokens: not one full row",
+            "check the source and the split, or choose a shorter row",
+        )
+    if waiting:
+        _close_shard(folder, tables, state, rest, padded=packing.pads)
+    files = sorted(path for path in folder.glob("shard-*.npy"))
+    manifest = {
+        **head,
+        "format": FORMAT,
+        "source": source.name,
+        "split": split,
+        "licence": source.licence,
+        "documents": state.documents,
+        "characters": state.characters,
+        "tokens": state.tokens,
+        "rows": state.rows,
+        "length": packing.length,
+        "padded": packing.pads,
+        "padding_counts": packing.padding_counts,
+        "vocab_size": tokenizer.vocab_size,
+        "shards": state.shards,
+        "files": [{"name": f.name, "bytes": f.stat().st_size, "sha256": checksum(f)} for f in files],
+    }
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    (folder / _PROGRESS).unlink(missing_ok=True)
+
+
+def _chunks(pieces: Iterable[Piece]) -> Iterator[_Chunk]:
+    """Pieces in groups of about CHUNK_CHARACTERS. The grouping is part of the format: resuming counts chunks."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece.text)
+        if size >= CHUNK_CHARACTERS:
+            yield _Chunk(group)
+            group, size = [], 0
+    if group:
+        yield _Chunk(group)
+
+
+def _close_shard(folder: Path, tables: list[tuple[Ids, Ids]], state: _State, rest: Ids, *, padded: bool) -> None:
+    name = f"shard-{len(state.shards):05d}.npy"
+    rows = np.concatenate([rows for rows, _ in tables])
+    lengths = np.concatenate([lengths for _, lengths in tables])
+    if padded:
+        _save(folder / name.replace(".npy", ".lengths.npy"), lengths.astype(np.uint32))
+    _save(folder / name, rows)
+    state.shards.append(name)
+    state.rest = rest
+    write_atomically(folder / _PROGRESS, json.dumps({**vars(state), "rest": rest.tolist()}))
+
+
+def _save(path: Path, array: Ids) -> None:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _resume(folder: Path) -> _State:
+    if not (folder / _PROGRESS).exists():
+        return _State()
+    found = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))
+    return _State(**{**found, "rest": np.array(found["rest"], np.int64)})
+
+
+_worker_tokenizer: Tokenizer
+
+
+def _start_worker(tokenizer: Tokenizer) -> None:
+    global _worker_tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker_tokenizer = tokenizer
+
+
+def _encode_in_worker(texts: list[str]) -> list[Ids]:
+    return _worker_tokenizer.encode_batch(texts)
+
+
+def _encode(chunks: Iterable[_Chunk], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[_Chunk, list[Encoded]]]:
+    """Chunks and their ids, in order. At most two chunks a worker are under way, so memory stays flat."""
+
+    def join(chunk: _Chunk, ids: list[Ids]) -> tuple[_Chunk, list[Encoded]]:
+        return chunk, [Encoded(i, piece.ends) for i, piece in zip(ids, chunk.pieces, strict=True)]
+
+    if workers == 1:
+        for chunk in chunks:
+            yield join(chunk, tokenizer.encode_batch([piece.text for piece in chunk.pieces]))
+        return
+    waiting: deque[tuple[_Chunk, Future[list[Ids]]]] = deque()
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer,)) as pool:
+        try:
+            for chunk in chunks:
+                with _main_module_hidden():
+                    future = pool.submit(_encode_in_worker, [piece.text for piece in chunk.pieces])
+                waiting.append((chunk, future))
+                if len(waiting) > 2 * workers:
+                    first, future = waiting.popleft()
+                    yield join(first, future.result())
+            while waiting:
+                first, future = waiting.popleft()
+                yield join(first, future.result())
+        except BrokenProcessPool as error:
+            raise DataError(
+                f"asked to encode with {workers} worker processes",
+                "one of them died (out of memory?)",
+                "run again with fewer workers; finished shards are kept",
+            ) from error
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keep spawned workers from importing the caller's script: they only need this module."""
+    main = sys.modules["__main__"]
+    kept: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    main.__dict__.update({"__spec__": None})
+    main.__dict__.pop("__file__", None)
+    try:
+        yield
+    finally:
+        main.__dict__.update(kept)

@@ -1,0 +1,134 @@
+"""Prepared data on disk: rows of token ids in memory-mapped `.npy` files, and a manifest written last.
+
+    FOLDER/manifest.json            counts, checksums, and the key over everything that shaped the bytes
+    FOLDER/shard-00000.npy          [rows, length] uint16 or uint32
+    FOLDER/shard-00000.lengths.npy  [rows], where rows are padded
+    FOLDER/tokenizer/
+
+Any tool that reads npy can open them, and nothing in them can run.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.data.tokenizer import Tokenizer, load_tokenizer
+from adlm.errors import DamagedData, DataError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` in one step: a reader sees the old text or the new, never half of one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A prepared split, opened. `tokens(rows)` reads any rows in any order."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: str | Path, *, verify: bool = True) -> "Shards":
+        """Open a prepared folder.
+
+        Args:
+            verify: compare every checksum (about a second a gigabyte); sizes are compared in any case.
+        """
+        folder = Path(folder)
+        asked = f"asked to open the prepared data in {folder}"
+        again = "run `adlm prepare` again (with --force if the folder is damaged)"
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            unfinished = "an unfinished preparation" if any(folder.glob("shard-*.npy")) else f"no {MANIFEST}"
+            raise DataError(asked, unfinished, "run `adlm prepare`; it goes on where it stopped") from None
+        except ValueError as error:
+            raise DamagedData(asked, f"{MANIFEST} is not JSON: {error}", again) from error
+        if manifest.get("format") != FORMAT:
+            raise DataError(asked, f"format {manifest.get('format')}, this version reads {FORMAT}", again)
+        for entry in manifest["files"]:
+            path = folder / entry["name"]
+            if not path.exists():
+                raise DamagedData(asked, f"{entry['name']} is missing", again)
+            if (size := path.stat().st_size) != entry["bytes"]:
+                raise DamagedData(asked, f"{entry['name']} has {size} bytes instead of {entry['bytes']}", again)
+            if verify and checksum(path) != entry["sha256"]:
+                raise DamagedData(asked, f"{entry['name']} does not match its checksum", again)
+        return cls(folder, manifest)
+
+    def __len__(self) -> int:
+        return int(self.manifest["rows"])
+
+    @property
+    def length(self) -> int:
+        """Tokens a row."""
+        return int(self.manifest["length"])
+
+    @property
+    def key(self) -> str:
+        return str(self.manifest["key"])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder / "tokenizer")
+
+    @cached_property
+    def _tables(self) -> list[NDArray[Any]]:
+        return [np.load(self.folder / name, mmap_mode="r") for name in self.manifest["shards"]]
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.cumsum([0, *(len(table) for table in self._tables)])
+
+    @cached_property
+    def _lengths(self) -> NDArray[np.int64] | None:
+        if not self.manifest["padded"]:
+            return None
+        names = [name.replace(".npy", ".lengths.npy") for name in self.manifest["shards"]]
+        return np.concatenate([np.load(self.folder / name) for name in names]).astype(np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Loader workers open the memory maps anew instead of receiving their contents.
+        return {"folder": self.folder, "manifest": self.manifest}
+
+    def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[N, length] ids of the rows with these numbers."""
+        out = np.empty((len(rows), self.length), np.int64)
+        shard_of = np.searchsorted(self._starts, rows, side="right") - 1
+        for i, (row, shard) in enumerate(zip(rows, shard_of, strict=True)):
+            out[i] = self._tables[shard][row - self._starts[shard]]
+        return out
+
+    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[N] tokens of text in each row, padding left out: what a perplexity is divided by."""
+        return np.full(len(rows), self.length) if self._lengths is None else self._lengths[rows]
+
+    def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[N, length]: False at padding, unless padding is to be predicted."""
+        if self.manifest["padding_counts"]:
+            return np.ones((len(rows), self.length), bool)
+        return np.arange(self.length) < self.lengths(rows)[:, None]

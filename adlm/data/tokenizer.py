@@ -1,0 +1,253 @@
+"""Text to token ids and back, with the roles a diffusion model needs.
+
+A `Tokenizer` wraps a Hugging Face fast tokenizer and decides once what the mask token is, how large the
+vocabulary is with it, and which ids begin, end and pad a row. Both are stored together, so that a model and
+its data can never disagree. Special tokens written out in a text are read as plain text: a document that
+contains "[MASK]" does not contain a mask.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+
+from adlm.errors import AdlmError, ConfigError, DataError
+
+MASK = "[MASK]"
+END = "<|endoftext|>"
+_FILE, _ROLES_FILE = "tokenizer.json", "tokenizer_roles.json"
+# A word with the space before it, or a mark, or a run of space: joined again they give the text back.
+_WORDS = r" ?\w+| ?[^\w\s]|\s+"
+_CHARACTERS = r"[\s\S]"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which ids do what. `vocab_size` counts the mask token, and every id below it may be fed to a model."""
+
+    vocab_size: int
+    mask_id: int
+    eos_id: int
+    bos_id: int
+    pad_id: int
+
+
+class Tokenizer:
+    """A tokenizer with its roles."""
+
+    def __init__(self, backend: Backend, roles: Roles) -> None:
+        self.backend, self.roles = backend, roles
+        backend.encode_special_tokens = True
+        backend.no_padding()
+        backend.no_truncation()
+
+    def __reduce__(self) -> tuple[object, tuple[str, Roles]]:
+        return _restore, (self.backend.to_str(), self.roles)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.roles.vocab_size
+
+    @property
+    def mask_id(self) -> int:
+        return self.roles.mask_id
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of everything that decides the ids."""
+        text = json.dumps([json.loads(self.backend.to_str()), asdict(self.roles)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def _character_table(self) -> NDArray[np.int64] | None:
+        """Code point -> id for character tokenizers, which a table reads a hundred times faster."""
+        description = json.loads(self.backend.to_str())
+        splits = description["pre_tokenizer"] or {}
+        if description["model"]["type"] != "WordLevel" or splits.get("pattern") != {"Regex": _CHARACTERS}:
+            return None
+        vocabulary = description["model"]["vocab"]
+        points = {ord(token): index for token, index in vocabulary.items() if len(token) == 1}
+        table = np.full(max(points) + 2, vocabulary[description["model"]["unk_token"]])
+        table[list(points)] = list(points.values())
+        return table
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """The ids of a text, without begin or end tokens."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """As `encode`, for many; in parallel unless TOKENIZERS_PARALLELISM is false."""
+        table = self._character_table
+        if table is not None:
+            points = (np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32) for text in texts)
+            return [table[np.minimum(p, len(table) - 1)] for p in points]
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Special tokens leave no trace."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def token(self, index: int) -> str:
+        """One id as people read it."""
+        return MASK if index == self.mask_id else self.backend.decode([index], skip_special_tokens=False)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backend.save(str(folder / _FILE))
+        (folder / _ROLES_FILE).write_text(json.dumps(asdict(self.roles), indent=2) + "\n")
+
+
+def _restore(text: str, roles: Roles) -> Tokenizer:
+    return Tokenizer(Backend.from_str(text), roles)
+
+
+def with_roles(backend: Backend) -> Tokenizer:
+    """Decide the roles of a bare tokenizer, appending a mask token where there is none."""
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+
+    def first(*names: str) -> int | None:
+        return next((vocabulary[name] for name in names if name in vocabulary), None)
+
+    eos = first(END, "</s>", "[SEP]", "<|end_of_text|>", "<eos>", "<|im_end|>")
+    if eos is None:
+        raise ConfigError(
+            "asked to use a tokenizer for language modelling",
+            "it has no end-of-text token (looked for <|endoftext|>, </s>, [SEP], ...)",
+            f"add one, for example backend.add_special_tokens([{END!r}])",
+        )
+    bos = first(END, "<s>", "[CLS]", "<|begin_of_text|>", "<bos>", "<|im_start|>")
+    pad = first("[PAD]", "<pad>", "<|pad|>")
+    mask = first(MASK, "<mask>", "<|mask|>")
+    size = max(vocabulary.values()) + 1
+    if mask is None:
+        mask, size = size, size + 1
+    return Tokenizer(backend, Roles(size, mask, eos, eos if bos is None else bos, eos if pad is None else pad))
+
+
+def load_tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenizer:
+    """A tokenizer from a folder, a file, or the Hugging Face Hub.
+
+    A folder may hold one saved by this package, a `tokenizer.json`, GPT-2's `encoder.json` + `vocab.bpe`
+    (or `vocab.json` + `merges.txt`), or BERT's `vocab.txt`.
+    """
+    path = Path(name)
+    try:
+        if path.is_dir():
+            return _from_folder(path)
+        if path.is_file():
+            return _bert(path) if path.suffix == ".txt" else with_roles(Backend.from_file(str(path)))
+    except AdlmError:
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise DataError(
+            f"asked to load the tokenizer {name}", str(error), "check that the files are whole and belong together"
+        ) from error
+    return _from_hub(str(name), revision)
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    if (folder / _FILE).exists():
+        backend = Backend.from_file(str(folder / _FILE))
+        if not (folder / _ROLES_FILE).exists():
+            return with_roles(backend)
+        return Tokenizer(backend, Roles(**json.loads((folder / _ROLES_FILE).read_text())))
+    for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        if (folder / vocabulary).exists() and (folder / merges).exists():
+            return _byte_level(models.BPE.from_file(str(folder / vocabulary), str(folder / merges)))
+    for file in sorted(folder.glob("*vocab.txt")):
+        return _bert(file)
+    raise DataError(
+        f"asked to load a tokenizer from the folder {folder}",
+        "none of tokenizer.json, encoder.json + vocab.bpe, vocab.json + merges.txt, vocab.txt",
+        "name a folder that holds one of these",
+    )
+
+
+def _from_hub(name: str, revision: str | None) -> Tokenizer:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return with_roles(Backend.from_file(hf_hub_download(name, _FILE, revision=revision)))
+    except AdlmError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"asked for the tokenizer {name!r}",
+            f"no file or folder of that name here, and the Hub gave {type(error).__name__}: {error}".splitlines()[0],
+            "name an existing folder (see adlm.data.tokenizer.load_tokenizer) or check the name and the network",
+        ) from error
+
+
+def _byte_level(model: models.Model) -> Tokenizer:
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(END, special=True)])
+    return with_roles(backend)
+
+
+def _bert(vocabulary: Path) -> Tokenizer:
+    return with_roles(BertWordPieceTokenizer.from_file(str(vocabulary), lowercase=True)._tokenizer)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE of `vocab_size` ids, the mask among them."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    if vocab_size < 258:
+        raise ConfigError(
+            f"asked for a byte-level BPE of {vocab_size} tokens",
+            "256 bytes, the end token and the mask token alone are 258",
+            "ask for more tokens, or use a character tokenizer",
+        )
+    backend.train_from_iterator(_some(texts), trainer)
+    return with_roles(backend)
+
+
+def train_words(texts: Iterable[str], vocab_size: int = 65_536) -> Tokenizer:
+    """Every word (with the space before it) and every mark a token: for small closed vocabularies."""
+    backend = Backend(models.WordLevel(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+    backend.decoder = decoders.Fuse()
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size - 1, special_tokens=[END, "<unk>"], show_progress=False, min_frequency=0
+    )
+    backend.train_from_iterator(_some(texts), trainer)
+    return with_roles(backend)
+
+
+def characters(alphabet: str = " abcdefghijklmnopqrstuvwxyz") -> Tokenizer:
+    """One token a character; text8's 27 by default."""
+    vocabulary = {token: index for index, token in enumerate([*dict.fromkeys(alphabet), "<unk>"])}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(_CHARACTERS), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken("<unk>", special=True), AddedToken(END, special=True)])
+    return with_roles(backend)
+
+
+def _some(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, refusing an empty corpus before the trainer makes a useless vocabulary of it."""
+    iterator = iter(texts)
+    head = list(islice(iterator, 1))
+    if not head:
+        raise DataError("asked to train a tokenizer", "no text at all", "check the source and the split")
+    yield from head
+    yield from iterator

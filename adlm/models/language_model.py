@@ -1,0 +1,82 @@
+"""What every language model here is: features for all positions first, a vocabulary for chosen ones last.
+
+Position l of the features predicts token l, in every model. A left-to-right model therefore shifts its input
+by itself and starts from the mask token, which no text contains.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adlm.errors import ConfigError
+from adlm.types import Features
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a model has to know of its tokenizer: the number of ids, the mask among them, and the mask."""
+
+    size: int
+    mask_id: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mask_id < self.size:
+            raise ConfigError(
+                f"asked for the mask token {self.mask_id} in a vocabulary of {self.size}",
+                "it lies outside",
+                "take both from the tokenizer's roles",
+            )
+
+
+@dataclass(frozen=True)
+class NetworkConfig(ABC):
+    """The shape of a network, whatever its vocabulary."""
+
+    @abstractmethod
+    def build(self, vocabulary: Vocabulary) -> "LanguageModel": ...
+
+
+class Head(nn.Module):
+    """h [N, D] -> logits [N, V]. The mask token gets -inf: nothing ever predicts it (SUBS, arXiv 2406.07524)."""
+
+    def __init__(self, vocabulary: Vocabulary, width: int, *, tied_to: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.mask_id = vocabulary.mask_id
+        self.weight = nn.Parameter(torch.zeros(vocabulary.size, width)) if tied_to is None else tied_to.weight
+        self.bias = nn.Parameter(torch.zeros(vocabulary.size))
+
+    def raw(self, h: Tensor) -> Tensor:
+        """Logits with the mask's own among them, as the second stage reads them."""
+        return F.linear(h, self.weight, self.bias)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.raw(h).float().index_fill(-1, torch.tensor([self.mask_id], device=h.device), -math.inf)
+
+
+class LanguageModel(nn.Module, ABC):
+    """Tokens [B, L] -> features [B, L, D] -> logits [N, V] at the N positions that asked."""
+
+    vocabulary: Vocabulary
+    causal: bool = False
+
+    @abstractmethod
+    def features(self, tokens: Tensor, t: Tensor | None = None) -> Features:
+        """Hidden states at every position; x_t in, t [B] for time-conditioned models."""
+
+    @abstractmethod
+    def logits(self, final: Tensor) -> Tensor:
+        """[N, D] -> [N, V] float32, the mask at -inf."""
+
+    def anchor_logits(self, anchor: Tensor) -> Tensor:
+        """As `logits`, of the anchor stage."""
+        raise ConfigError(f"asked {type(self).__name__} for anchor logits", "it has one stage", "use a two-stage model")
+
+
+def embedding(vocabulary: Vocabulary, width: int) -> nn.Embedding:
+    table = nn.Embedding(vocabulary.size, width)
+    nn.init.normal_(table.weight, std=0.02)
+    return table

@@ -1,0 +1,47 @@
+"""Models with one stack: AR (left to right) and MDLM (arXiv 2406.07524), the baselines of the two-stage ones."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adlm.models.language_model import Head, LanguageModel, NetworkConfig, Vocabulary, embedding
+from adlm.models.stack import StackConfig
+from adlm.types import Features
+
+
+@dataclass(frozen=True)
+class OneStageConfig(NetworkConfig):
+    """A stack with an embedding before it and a head after it.
+
+    `stack.causal` decides: a causal stack is an autoregressive model, any other a masked diffusion model.
+    """
+
+    stack: StackConfig = field(default_factory=StackConfig)
+    tied: bool = False
+
+    def build(self, vocabulary: Vocabulary) -> "OneStage":
+        return OneStage(self, vocabulary)
+
+
+class OneStage(LanguageModel):
+    def __init__(self, config: OneStageConfig, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.config, self.vocabulary, self.causal = config, vocabulary, config.stack.causal
+        self.embedding = embedding(vocabulary, config.stack.width)
+        self.stack = config.stack.build()
+        self.head = Head(vocabulary, config.stack.width, tied_to=self.embedding if config.tied else None)
+
+    def features(self, tokens: Tensor, t: Tensor | None = None) -> Features:
+        if self.causal:
+            tokens = shifted(tokens, self.vocabulary.mask_id)
+        return Features(self.stack(self.embedding(tokens)))
+
+    def logits(self, final: Tensor) -> Tensor:
+        return self.head(final)
+
+
+def shifted(tokens: Tensor, start: int) -> Tensor:
+    """[start, x_0, ..., x_{L-2}]: what a left-to-right model may see at each position."""
+    return F.pad(tokens[:, :-1], (1, 0), value=start).to(torch.long)

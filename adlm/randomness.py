@@ -1,0 +1,67 @@
+"""Random numbers as a function of (seed, row, position), never of global state.
+
+A row's noise depends on its own number alone: it is the same in any batch, on any rank, before or after
+an interruption, and on any device, since it is made by integer arithmetic (SplitMix64, Steele, Lea and
+Flood 2014) and not by a device's generator.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of `value` modulo 2^64: torch has no uint64 arithmetic."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser: every input bit flips every output bit with chance one half."""
+    x = (x ^ _shift(x, 30)) * _signed(_MIX_1)
+    x = (x ^ _shift(x, 27)) * _signed(_MIX_2)
+    return x ^ _shift(x, 31)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A family of independent streams, one for each row number."""
+
+    seed: int
+
+    def fork(self, *names: str | int) -> "Noise":
+        """An independent family, named: `noise.fork("mask", epoch)`."""
+        text = repr((self.seed, *names)).encode()
+        return Noise(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big"))
+
+    def bits(self, rows: Tensor, length: int) -> Tensor:
+        """Random int64 [B, length] for row numbers [B]."""
+        start = _mix(_mix(rows.long() + _signed(_GOLDEN)) ^ _signed(self.seed))
+        steps = torch.arange(1, length + 1, device=rows.device) * _signed(_GOLDEN)
+        return _mix(start[:, None] + steps)
+
+    def uniform(self, rows: Tensor, length: int) -> Tensor:
+        """Uniform numbers in (0, 1), [B, length], float64 (float32 on MPS, which has no float64)."""
+        if rows.device.type == "mps":
+            return (_shift(self.bits(rows, length), 41).float() + 0.5) / (1 << 23)
+        return (_shift(self.bits(rows, length), 12).double() + 0.5) / (1 << 52)
+
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """A torch generator for code that takes one, such as weight initialisation."""
+        return torch.Generator(device).manual_seed(self.seed & ((1 << 63) - 1))
+
+    def numpy(self) -> np.random.Generator:
+        """A numpy generator."""
+        return np.random.Generator(np.random.Philox(self.seed & ((1 << 63) - 1)))

@@ -1,0 +1,44 @@
+"""What a sampler starts from: tokens with blanks, and the positions that must not change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adlm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """tokens [B, L] with the mask token at blanks; frozen [B, L] bool; rows [B] number the samples.
+
+    A sample is a function of the seed and its row number, whatever else is in the batch.
+    """
+
+    tokens: Tensor
+    frozen: Tensor
+    rows: Tensor
+
+    @classmethod
+    def blank(cls, samples: int, length: int, mask_id: int) -> "Canvas":
+        """Nothing but blanks."""
+        return cls.continuing([[]] * samples, length, mask_id)
+
+    @classmethod
+    def continuing(cls, prompts: Sequence[Sequence[int]], length: int, mask_id: int) -> "Canvas":
+        """Each prompt frozen at the start of its row."""
+        return cls.infilling([[*prompt, *[mask_id] * (length - len(prompt))] for prompt in prompts], mask_id)
+
+    @classmethod
+    def infilling(cls, rows: Sequence[Sequence[int]], mask_id: int) -> "Canvas":
+        """Rows of one length, blank where they hold the mask token."""
+        if len({len(row) for row in rows}) > 1:
+            raise ConfigError(
+                "asked for a canvas", f"rows of {sorted({len(row) for row in rows})} tokens", "make them equally long"
+            )
+        tokens = torch.tensor([list(row) for row in rows])
+        return cls(tokens, tokens != mask_id, torch.arange(len(rows)))
+
+    def to(self, device: torch.device | str) -> "Canvas":
+        return Canvas(self.tokens.to(device), self.frozen.to(device), self.rows.to(device))

@@ -1,0 +1,74 @@
+"""The values that travel between the layers. Shapes: B batch, L length, D width, N chosen positions."""
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens, and which of them count.
+
+    Args:
+        tokens: [B, L] token ids.
+        valid: [B, L] bool; padding is False: never corrupted, never scored.
+        index: [B] sample ids, to name a row in a message.
+        draw: [B] running number of each row over the whole run, epochs included: it seeds the row's noise.
+        fixed: [B, L] bool; given positions (a prompt): visible, never corrupted, never scored.
+        anchors: [B, L] bool; anchor positions when the data brings them.
+    """
+
+    tokens: Tensor
+    valid: Tensor
+    index: Tensor
+    draw: Tensor
+    fixed: Tensor | None = None
+    anchors: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "Batch":
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in values.items()}
+        return Batch(**moved)
+
+    @property
+    def scored(self) -> Tensor:
+        """[B, L] bool: the positions a model has to predict."""
+        return self.valid if self.fixed is None else self.valid & ~self.fixed
+
+
+class Features(NamedTuple):
+    """Hidden states before the vocabulary: [B, L, D] each; `anchor` for two-stage models."""
+
+    final: Tensor
+    anchor: Tensor | None = None
+
+
+class Corrupted(NamedTuple):
+    """A batch after the forward process: `weight` [B] is the loss weight of each row's masked positions."""
+
+    x_0: Tensor
+    x_t: Tensor
+    t: Tensor
+    masked: Tensor
+    weight: Tensor
+
+
+class LossTerms(NamedTuple):
+    """Sums, and the number of scored tokens by which the global sums are divided once.
+
+    `loss_sum` is optimised; `nll_sum` is the clean bound in nats, free of any training-only term.
+    """
+
+    loss_sum: Tensor
+    nll_sum: Tensor
+    tokens: Tensor
+
+
+class Estimate(NamedTuple):
+    """A measured mean, its standard error, and how it was drawn."""
+
+    mean: float
+    error: float
+    draws: int

@@ -1,0 +1,66 @@
+"""What tests share: fake models small enough to reason about, a tiny corpus, and the optional reference data."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adlm.data.source import Piece, Source
+from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.types import Batch, Features
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@dataclass(frozen=True)
+class Texts(Source):
+    """Documents given in the test."""
+
+    texts: tuple[str, ...]
+    name: str = "texts"
+    licence: str = "none"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train",)
+
+    def pieces(self, split: str) -> Iterator[Piece]:
+        return (Piece(text) for text in self.texts)
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        return {"texts": list(self.texts)}
+
+
+class TableModel(LanguageModel):
+    """Logits at every position from a function of the tokens: features are the logits themselves."""
+
+    def __init__(self, vocabulary: Vocabulary, table: Any) -> None:
+        super().__init__()
+        self.vocabulary, self.table, self.calls = vocabulary, table, 0
+
+    def features(self, tokens: Tensor, t: Tensor | None = None) -> Features:
+        self.calls += 1
+        return Features(self.table(tokens))
+
+    def logits(self, final: Tensor) -> Tensor:
+        return final.index_fill(-1, torch.tensor([self.vocabulary.mask_id]), -torch.inf)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """Real corpora and official figures, beside the repository where there are any."""
+    folder = Path(__file__).resolve().parents[2] / "shared"
+    if not folder.is_dir():
+        pytest.skip("no folder `shared` with reference data beside the repository")
+    return folder
+
+
+def batch_of(tokens: list[list[int]] | Tensor, valid: Tensor | None = None) -> Batch:
+    tokens = torch.as_tensor(tokens)
+    rows = torch.arange(len(tokens))
+    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid, rows, rows)
