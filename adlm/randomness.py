@@ -8,7 +8,6 @@ Flood 2014) and not by a device's generator.
 import hashlib
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,7 +60,3 @@ class Noise:
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A torch generator for code that takes one, such as weight initialisation."""
         return torch.Generator(device).manual_seed(self.seed & ((1 << 63) - 1))
-
-    def numpy(self) -> np.random.Generator:
-        """A numpy generator."""
-        return np.random.Generator(np.random.Philox(self.seed & ((1 << 63) - 1)))

@@ -16,6 +16,8 @@ from adlm.samplers.canvas import Canvas
 from adlm.samplers.sampler import Sampler, Watch, default_sampler
 from adlm.types import Batch, Estimate
 
+_REPEATS = 8
+
 
 @dataclass(frozen=True)
 class TextModel:
@@ -33,13 +35,8 @@ class TextModel:
         self, prompt: str = "", *, n: int = 1, seed: int = 0, sampler: Sampler | None = None, watch: Watch | None = None
     ) -> list[str]:
         """`n` texts that go on from `prompt`, prompt included, up to the end token or the model's length."""
-        ids = self.tokenizer.encode(prompt).tolist()
-        length = self.config.length
-        if len(ids) >= length:
-            raise ConfigError(
-                f"asked to go on from a prompt of {len(ids)} tokens", f"the model writes {length}", "shorten the prompt"
-            )
-        canvas = Canvas.continuing([ids] * n, length, self.tokenizer.mask_id)
+        ids = self._fitting(self.tokenizer.encode(prompt).tolist(), "go on from")
+        canvas = Canvas.continuing([ids] * n, self.config.rows.length, self.tokenizer.mask_id)
         return [self._text(row) for row in self._fill(canvas, seed, sampler, watch)]
 
     def infill(
@@ -52,32 +49,41 @@ class TextModel:
         ids: list[int] = []
         for i, part in enumerate(parts):
             ids += [self.tokenizer.mask_id] * (i > 0) + self.tokenizer.encode(part).tolist()
-        ids.append(self.tokenizer.roles.eos_id)
-        length = self.config.length
-        if len(ids) > length:
-            raise ConfigError(f"asked to fill a text of {len(ids)} tokens", f"the model reads {length}", "shorten it")
-        ids += [self.tokenizer.roles.pad_id] * (length - len(ids))
-        canvas = Canvas.infilling([ids] * n, self.tokenizer.mask_id)
+        row, _ = self._row(self._fitting(ids, "fill"))
+        canvas = Canvas.infilling([row] * n, self.tokenizer.mask_id)
         return [self._text(row) for row in self._fill(canvas, seed, sampler, watch)]
 
     def score(self, text: str, *, draws: int = 64, seed: int = 0) -> Estimate:
-        """-log p(text) in nats: exact for a left-to-right model, else the bound with its standard error."""
-        ids = [*self.tokenizer.encode(text).tolist(), self.tokenizer.roles.eos_id]
-        if len(ids) > self.config.length:
-            raise ConfigError(
-                f"asked to score a text of {len(ids)} tokens", f"the model reads {self.config.length}", "shorten it"
-            )
-        tokens = torch.tensor([ids])
+        """-log p(text) in nats: exact for a left-to-right model, else the bound with its standard error.
+
+        The bound is the mean of independent estimates, each from mask counts stratified over the row, and the
+        error comes from their spread.
+        """
+        ids, counts = self._row(self._fitting(self.tokenizer.encode(text).tolist(), "score"))
+        repeats = 1 if self.network.causal else min(_REPEATS, draws)
+        rows = torch.arange(repeats)
+        batch = Batch(torch.tensor([ids] * repeats), torch.tensor([counts] * repeats), rows, rows)
+        strata = max(1, draws // repeats)
+        nats = row_nats(self.network, batch, draws=strata, noise=Noise(seed).fork("score")).double()
         if self.network.causal:
-            draws = 1
-        # Each draw is one stratum of the mask count, so their spread overstates the error a little.
-        rows = torch.arange(draws)
-        batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1), torch.zeros(1))
-        nats = torch.cat(
-            [row_nats(self.network, batch, draws=8, noise=Noise(seed).fork("score", int(i))) for i in rows]
-        )
-        error = nats.std().item() / math.sqrt(draws) if draws > 1 else 0.0
-        return Estimate(nats.mean().item(), error, 0 if self.network.causal else 8 * draws)
+            return Estimate(nats.item(), 0.0, 0)
+        return Estimate(nats.mean().item(), nats.std().item() / math.sqrt(repeats), repeats * strata)
+
+    def _fitting(self, ids: list[int], purpose: str) -> list[int]:
+        if len(ids) >= self.config.rows.length:
+            raise ConfigError(
+                f"asked to {purpose} a text of {len(ids)} tokens",
+                f"the model's rows have {self.config.rows.length}, the end token among them",
+                "shorten the text",
+            )
+        return ids
+
+    def _row(self, ids: list[int]) -> tuple[list[int], list[bool]]:
+        """A finished text as the rows of training were: with its end token, and padding where they had it."""
+        roles, rows = self.tokenizer.roles, self.config.rows
+        ids = [*ids, roles.eos_id]
+        padding = rows.length - len(ids) if rows.pads else 0
+        return ids + [roles.pad_id] * padding, [True] * len(ids) + [rows.padding_counts] * padding
 
     def _fill(self, canvas: Canvas, seed: int, sampler: Sampler | None, watch: Watch | None) -> list[list[int]]:
         sampler = sampler or default_sampler(self.network)

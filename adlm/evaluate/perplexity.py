@@ -38,20 +38,20 @@ def row_nats(model: LanguageModel, batch: Batch, *, draws: int, noise: Noise) ->
     """-log p [B] of each row, or the estimate of its bound from `draws` mask counts stratified over 1..n."""
     if model.causal:
         return _weighted(model, batch, batch.tokens, batch.scored, torch.ones(len(batch.tokens)))
-    total = torch.zeros(len(batch.tokens), device=batch.tokens.device)
+    parts: list[Tensor] = []
     offset = noise.fork("offset").uniform(batch.draw, 1)[:, 0]
     for i in range(draws):
         level = (offset + i) / draws
         _, x_t, _, masked, weight = CountMasking().at(level, batch, model.vocabulary.mask_id, noise.fork(i))
-        total += _weighted(model, batch, x_t, masked, weight)
-    return total / draws
+        parts.append(_weighted(model, batch, x_t, masked, weight))
+    return torch.stack(parts).mean(0)
 
 
 def _weighted(model: LanguageModel, batch: Batch, x_t: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
     hidden = model.features(x_t).final[chosen]
     nll = negative_log_likelihood(model.logits, hidden, batch.tokens[chosen], model.vocabulary.size)
-    table = torch.zeros(chosen.shape, device=chosen.device).masked_scatter(chosen, nll)
-    return table.sum(-1) * weight.to(table.device)
+    table = nll.new_zeros(chosen.shape).masked_scatter(chosen, nll)
+    return table.sum(-1) * weight.to(table)
 
 
 def perplexity(

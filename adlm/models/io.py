@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from adlm.configs import from_json, to_json
+from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer, load_tokenizer
 from adlm.errors import ModelError
 from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
@@ -19,11 +20,11 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that is needed to build the network again."""
+    """Everything that is needed to build the network again, and the rows it was trained on."""
 
     network: NetworkConfig
     vocabulary: Vocabulary
-    length: int
+    rows: Packing
 
     def build(self) -> LanguageModel:
         return self.network.build(self.vocabulary)

@@ -40,13 +40,39 @@ class NetworkConfig(ABC):
     def build(self, vocabulary: Vocabulary) -> "LanguageModel": ...
 
 
+class Embedding(nn.Module):
+    """Tokens [B, L] -> [B, L, D], with a learned vector for each of the first `positions` places if there are any.
+
+    Rotary positions tell distances only. Where rows begin with their document, a fully masked row looks the same
+    everywhere to a masked model, and places are what it can know; in packed rows they mean nothing.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, width: int, positions: int = 0) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary.size, width)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.positions = nn.Parameter(0.02 * torch.randn(positions, width)) if positions else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.tokens(tokens)
+        if self.positions is None:
+            return x
+        if tokens.shape[1] > len(self.positions):
+            raise ConfigError(
+                f"asked to read rows of {tokens.shape[1]} tokens",
+                f"the model has learned {len(self.positions)} places",
+                "use shorter rows, or a model with positions=0",
+            )
+        return x + self.positions[: tokens.shape[1]]
+
+
 class Head(nn.Module):
     """h [N, D] -> logits [N, V]. The mask token gets -inf: nothing ever predicts it (SUBS, arXiv 2406.07524)."""
 
-    def __init__(self, vocabulary: Vocabulary, width: int, *, tied_to: nn.Embedding | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary, width: int, *, tied_to: Embedding | None = None) -> None:
         super().__init__()
         self.mask_id = vocabulary.mask_id
-        self.weight = nn.Parameter(torch.zeros(vocabulary.size, width)) if tied_to is None else tied_to.weight
+        self.weight = nn.Parameter(torch.zeros(vocabulary.size, width)) if tied_to is None else tied_to.tokens.weight
         self.bias = nn.Parameter(torch.zeros(vocabulary.size))
 
     def raw(self, h: Tensor) -> Tensor:
@@ -74,9 +100,3 @@ class LanguageModel(nn.Module, ABC):
     def anchor_logits(self, anchor: Tensor) -> Tensor:
         """As `logits`, of the anchor stage."""
         raise ConfigError(f"asked {type(self).__name__} for anchor logits", "it has one stage", "use a two-stage model")
-
-
-def embedding(vocabulary: Vocabulary, width: int) -> nn.Embedding:
-    table = nn.Embedding(vocabulary.size, width)
-    nn.init.normal_(table.weight, std=0.02)
-    return table

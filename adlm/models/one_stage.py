@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.models.language_model import Head, LanguageModel, NetworkConfig, Vocabulary, embedding
+from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.types import Features
 
@@ -16,10 +16,15 @@ class OneStageConfig(NetworkConfig):
     """A stack with an embedding before it and a head after it.
 
     `stack.causal` decides: a causal stack is an autoregressive model, any other a masked diffusion model.
+
+    Args:
+        tied: the head is the embedding.
+        positions: places with a learned vector of their own; 0, as published, leaves them to the rotary ones.
     """
 
     stack: StackConfig = field(default_factory=StackConfig)
     tied: bool = False
+    positions: int = 0
 
     def build(self, vocabulary: Vocabulary) -> "OneStage":
         return OneStage(self, vocabulary)
@@ -29,7 +34,7 @@ class OneStage(LanguageModel):
     def __init__(self, config: OneStageConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config, self.vocabulary, self.causal = config, vocabulary, config.stack.causal
-        self.embedding = embedding(vocabulary, config.stack.width)
+        self.embedding = Embedding(vocabulary, config.stack.width, config.positions)
         self.stack = config.stack.build()
         self.head = Head(vocabulary, config.stack.width, tied_to=self.embedding if config.tied else None)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from adlm.models.language_model import Head, LanguageModel, NetworkConfig, Vocabulary, embedding
+from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary
 from adlm.models.one_stage import shifted
 from adlm.models.stack import Stack, StackConfig
 from adlm.types import Features
@@ -74,12 +74,14 @@ class TwoStageConfig(NetworkConfig):
         anchor: the first stack; the denoiser is the same but for its depth.
         denoiser_layers: depth of the second; the paper takes half of the first.
         tied: both heads are the embedding.
+        positions: as in `OneStageConfig`.
     """
 
     anchor: StackConfig = field(default_factory=StackConfig)
     denoiser_layers: int = 3
     hand_over: HandOver = field(default_factory=Logits)
     tied: bool = False
+    positions: int = 0
 
     def build(self, vocabulary: Vocabulary) -> "TwoStage":
         return TwoStage(self, vocabulary)
@@ -90,7 +92,7 @@ class TwoStage(LanguageModel):
         super().__init__()
         width = config.anchor.width
         self.config, self.vocabulary, self.causal = config, vocabulary, config.anchor.causal
-        self.embedding = embedding(vocabulary, width)
+        self.embedding = Embedding(vocabulary, width, config.positions)
         tied_to = self.embedding if config.tied else None
         self.anchor: Stack = config.anchor.build()
         self.anchor_head = Head(vocabulary, width, tied_to=tied_to)

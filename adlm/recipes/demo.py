@@ -21,6 +21,7 @@ from adlm.data.source import Source
 from adlm.data.stories import Stories
 from adlm.data.tokenizer import Tokenizer, train_bpe, train_words
 from adlm.diffusion.corruption import CountMasking
+from adlm.errors import DataError
 from adlm.evaluate.perplexity import Perplexity, perplexity
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import NetworkConfig, Vocabulary
@@ -61,6 +62,7 @@ class DemoData(NamedTuple):
 
     source: Source
     tokenizer: Tokenizer
+    packing: Packing
     train: Shards
     test: Shards
 
@@ -84,6 +86,13 @@ def runs(*, steps: int = 500, seed: int = 0) -> list[DemoRun]:
 
 def data(source: Source, cache: Path, *, workers: int = 1) -> DemoData:
     """Tokenizer and shards: words and a row a story for `stories`, BPE and packed rows for any other text."""
+    held_out = next((split for split in ("test", "valid") if split in source.splits), None)
+    if held_out is None:
+        raise DataError(
+            f"asked to train and score models on {source.name}",
+            f"only the splits {', '.join(source.splits)}: nothing held-out to score on",
+            "add a file with test or valid in its name, or rename the file so that it is cut into splits",
+        )
     packing: Packing
     if isinstance(source, Stories):
         tokenizer = train_words(source.documents("train"))
@@ -92,9 +101,8 @@ def data(source: Source, cache: Path, *, workers: int = 1) -> DemoData:
     else:
         tokenizer = train_bpe(source.documents("train"), 1024)
         packing = Wrapped(LENGTH)
-    held_out = "test" if "test" in source.splits else source.splits[-1]
     shards = [prepare(source, split, tokenizer, packing, cache=cache, workers=workers) for split in ("train", held_out)]
-    return DemoData(source, tokenizer, *shards)
+    return DemoData(source, tokenizer, packing, *shards)
 
 
 def execute(
@@ -108,7 +116,7 @@ def execute(
 ) -> Trained:
     """Train and score one model."""
     tokenizer = corpus.tokenizer
-    config = ModelConfig(run.network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), corpus.train.length)
+    config = ModelConfig(run.network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), corpus.packing)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(Noise(run.seed).fork("init", run.name).seed % 2**63)
         network = config.build()

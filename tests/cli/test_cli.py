@@ -1,0 +1,96 @@
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from adlm import __version__
+from adlm.cli import COMMANDS, main
+
+
+def test_help_lists_every_command_without_importing_torch():
+    program = (
+        "import sys; from adlm.cli import main; code = main(['--help']); "
+        "assert not {'torch', 'numpy', 'tyro', 'rich'} & set(sys.modules); sys.exit(code)"
+    )
+    started = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started
+    assert result.returncode == 0, result.stderr
+    assert all(name in result.stdout for name in COMMANDS)
+    assert seconds < 10, "only a guard against a heavy import; benchmarks/startup.py measures it"
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"adlm {__version__}\n"
+
+
+def test_an_unknown_command_offers_the_nearest(capsys):
+    assert main(["demmo"]) == 2
+    assert "did you mean 'demo'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"adlm {name}" in capsys.readouterr().out
+
+
+def test_prepare_lists_the_catalog(capsys):
+    assert main(["prepare", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("kjv", "stories", "lm1b", "openwebtext"))
+
+
+def test_prepare_writes_shards_and_finds_them_again(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("\n".join(f"line {i} of some notes" for i in range(400)))
+    words = ["prepare", str(tmp_path / "notes.txt"), "--tokenizer", "bpe:300", "--length", "16"]
+    words += ["--documents", "lines", "--cache", str(tmp_path / "cache"), "--workers", "1"]
+    assert main(words) == 0
+    manifests = sorted((tmp_path / "cache").glob("*/manifest.json"))
+    assert len(manifests) == 3
+    stamps = [path.stat().st_mtime_ns for path in manifests]
+    assert sum(json.loads(path.read_text())["documents"] for path in manifests) == 400
+    assert main(words) == 0
+    assert [path.stat().st_mtime_ns for path in manifests] == stamps
+    assert "tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name one; `adlm prepare --list` shows them"),
+        (["wikitext22", "--folder", "."], "did you mean 'wikitext2'"),
+        (["./no/such/file.txt"], "file.txt"),
+        (["kjv", "--tokenizer", "bpe:many"], "write bpe:8192"),
+        (["kjv", "--tokenizer", "./no-such-tokenizer"], "no file or folder of that name"),
+        (["kjv", "--packing", "crop", "--frame"], "belong to --packing wrap"),
+        (["kjv", "--split", "tset", "--tokenizer", "characters"], "did you mean 'test'"),
+    ],
+)
+def test_mistakes_are_answered(words, message, tmp_path, capsys):
+    assert main(["prepare", *words, "--cache", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_demo_runs_to_its_end(tmp_path, capsys):
+    """Two steps of each model: every part of the command, none of the quality."""
+    (tmp_path / "text.txt").write_text("\n".join(f"line {i} of some text about {i % 7} things" for i in range(900)))
+    words = ["demo", "--quick", "--steps", "2", "--samples", "1", "--out", str(tmp_path / "out")]
+    assert main([*words, "--corpus", str(tmp_path / "text.txt")]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("AR", "MDLM", "ADLM", "perplexity"))
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    for name, figures in results["models"].items():
+        assert figures["nats_a_token"]["error"] > 0
+        assert (tmp_path / "out" / name.lower() / "model.safetensors").exists()
+
+
+def test_the_demo_needs_something_held_out(tmp_path, capsys):
+    (tmp_path / "train.txt").write_text("only training text here")
+    assert main(["demo", "--corpus", str(tmp_path / "train.txt"), "--out", str(tmp_path / "out")]) == 2
+    assert "held-out" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+import pytest
+
+from adlm.configs import from_json, to_json
+from adlm.data.packing import Packing, Padded, Wrapped
+from adlm.errors import ConfigError, UnknownName
+from adlm.models.language_model import NetworkConfig
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.two_stage import Continued, TwoStageConfig
+from adlm.objectives.objective import Anelbo, Objective
+from adlm.train.optimizer import AdamW
+from adlm.train.trainer import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("base", "value"),
+    [
+        (NetworkConfig, OneStageConfig()),
+        (NetworkConfig, TwoStageConfig(hand_over=Continued(), tied=True)),
+        (Packing, Wrapped(16)),
+        (Packing, Padded(16, crop=True)),
+        (Objective, Anelbo(gamma=0.1)),
+        (TrainConfig, TrainConfig(optimizer=AdamW(lr=1e-3))),
+    ],
+)
+def test_values_survive_json(base, value):
+    assert from_json(base, to_json(value)) == value
+
+
+def test_mistakes_are_named_with_the_place_and_the_remedy():
+    good = to_json(TrainConfig())
+    with pytest.raises(UnknownName, match="field of TrainConfig at config 'stepps'") as caught:
+        from_json(TrainConfig, {**good, "stepps": 3})
+    assert "did you mean 'steps'" in str(caught.value)
+    with pytest.raises(UnknownName, match=r"kind of OptimizerConfig at config\.optimizer 'Adam'"):
+        from_json(TrainConfig, {**good, "optimizer": {"kind": "Adam"}})
+    for wrong in ("many", 1.5, True, None):
+        with pytest.raises(ConfigError, match=r"asked to read config\.steps"):
+            from_json(TrainConfig, {**good, "steps": wrong})
+    with pytest.raises(ConfigError, match="no length"):
+        from_json(Packing, {"kind": "Wrapped"})

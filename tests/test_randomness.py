@@ -1,0 +1,42 @@
+import numpy as np
+import torch
+
+from adlm.randomness import Noise
+
+
+def test_a_row_is_the_same_in_any_batch():
+    noise = Noise(7).fork("mask", 3)
+    whole = noise.uniform(torch.arange(100), 50)
+    assert torch.equal(noise.uniform(torch.tensor([42, 7]), 50), whole[[42, 7]])
+    assert torch.equal(noise.uniform(torch.arange(100), 20), whole[:, :20])
+
+
+def test_equals_splitmix64_in_plain_integers():
+    def mix(x: int) -> int:
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    golden = 0x9E3779B97F4A7C15
+    start = mix(mix(5 + golden) ^ 11)
+    expected = [mix((start + golden * (i + 1)) % 2**64) for i in range(3)]
+    assert [bits % 2**64 for bits in Noise(11).bits(torch.tensor([5]), 3)[0].tolist()] == expected
+
+
+def test_uniform_numbers_are_uniform_and_uncorrelated():
+    u = Noise(0).uniform(torch.arange(400), 500)
+    assert 0 < u.min() < u.max() < 1
+    counts = np.histogram(u.numpy(), bins=100, range=(0, 1))[0]
+    assert ((counts - 2000) ** 2 / 2000).sum() < 160  # chi-square, 99 degrees of freedom: p < 1e-4
+    for a, b in [(u[:, :-1], u[:, 1:]), (u[:-1], u[1:])]:  # neighbours in a row, and rows
+        correlation = np.corrcoef(a.flatten().numpy(), b.flatten().numpy())[0, 1]
+        assert abs(correlation) < 5 / np.sqrt(a.numel())
+
+
+def test_forks_differ_and_are_the_same_every_time():
+    assert Noise(0).fork("a") == Noise(0).fork("a")
+    assert len({Noise(0).fork("a"), Noise(0).fork("b"), Noise(0).fork("a", 1), Noise(1).fork("a"), Noise(0)}) == 5
+
+
+def test_generators_follow_the_seed():
+    assert torch.equal(torch.rand(3, generator=Noise(1).generator()), torch.rand(3, generator=Noise(1).generator()))

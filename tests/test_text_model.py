@@ -1,0 +1,70 @@
+import itertools
+
+import pytest
+import torch
+
+import adlm
+from adlm.data.packing import Padded, Wrapped
+from adlm.data.tokenizer import train_words
+from adlm.errors import ConfigError
+from adlm.models.io import ModelConfig
+from adlm.models.language_model import Vocabulary
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.stack import StackConfig
+from adlm.text_model import TextModel
+
+TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
+
+
+@pytest.fixture(params=itertools.product([False, True], [Wrapped(12), Padded(12, predict_padding=True)]), ids=repr)
+def model(request):
+    causal, rows = request.param
+    stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
+    config = ModelConfig(OneStageConfig(stack), Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id), rows)
+    torch.manual_seed(0)
+    network = config.build().eval()
+    torch.nn.init.normal_(network.head.weight)
+    return TextModel(network, config, TOKENIZER)
+
+
+def test_generation_keeps_the_prompt_and_follows_the_seed(model):
+    texts = model.generate("the cat", n=3, seed=1)
+    assert all(text.startswith("the cat") for text in texts)
+    assert texts == model.generate("the cat", n=3, seed=1)
+    assert texts[:1] == model.generate("the cat", n=1, seed=1)
+    assert texts != model.generate("the cat", n=3, seed=2)
+
+
+def test_infilling_changes_the_holes_alone(model):
+    (text,) = model.infill("the cat[MASK] on the[MASK].")
+    first, second = text.split(" on the", 1)
+    assert first.startswith("the cat")
+    assert second.endswith(".")
+    assert "[MASK]" not in text
+
+
+def test_a_score_is_exact_or_carries_its_error(model):
+    score = model.score("the cat sat on the mat.", draws=16)
+    assert score.mean > 0
+    if model.network.causal:
+        assert (score.error, score.draws) == (0, 0)
+    else:
+        assert 0 < score.error < score.mean
+        other = model.score("the cat sat on the mat.", draws=16, seed=1)
+        assert abs(other.mean - score.mean) < 6 * (score.error + other.error)
+
+
+def test_a_saved_model_writes_the_same_text(model, tmp_path):
+    model.save(tmp_path)
+    assert adlm.load(tmp_path).generate(n=2, seed=3) == model.generate(n=2, seed=3)
+
+
+def test_what_does_not_fit_is_refused(model):
+    long = "the cat sat on the mat. the dog sat on the log."
+    for call in (model.generate, model.score):
+        with pytest.raises(ConfigError, match="shorten"):
+            call(long)
+    with pytest.raises(ConfigError, match=r"no \[MASK\]"):
+        model.infill("the cat")
+    with pytest.raises(ConfigError, match="shorten"):
+        model.infill(long + "[MASK]")
