@@ -27,15 +27,15 @@ _RULES: dict[str, DocumentRule] = {
 
 
 def tokenizer_for(name: str, source: Source) -> Tokenizer:
-    """A tokenizer by name: characters, words, bpe:SIZE (both trained on the source), or a file, folder or Hub name."""
+    """A tokenizer by name; words and bpe:SIZE are trained on the beginning of the source."""
     if name == "characters":
         return characters()
     if name == "words":
-        return train_words(source.documents(source.splits[0]))
+        return train_words(source.beginning(source.splits[0]))
     if name.startswith("bpe:"):
         if not name[4:].isdigit():
             raise ConfigError(f"asked for the tokenizer {name!r}", "no size after the colon", "write bpe:8192")
-        return train_bpe(source.documents(source.splits[0]), int(name[4:]))
+        return train_bpe(source.beginning(source.splits[0]), int(name[4:]))
     return load_tokenizer(name)
 
 
@@ -93,7 +93,8 @@ def command(
     Args:
         source: a name of the catalog (--list), hub:OWNER/NAME[:CONFIG], or a file, folder or glob.
         list: list the catalog and stop.
-        tokenizer: bpe:SIZE or words (trained on the corpus), characters, or a file, folder or Hub name.
+        tokenizer: bpe:SIZE or words (trained on the first 67 million characters), characters, or a file, folder
+            or Hub name.
         split: one split, or all.
         folder: where the files of a catalog name are; without it they come from the Hub.
         field: the field or column that holds the text.

@@ -207,10 +207,16 @@ def _close_shard(folder: Path, tables: list[tuple[Ids, Ids]], state: _State, res
 
 def _save(path: Path, array: Ids) -> None:
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DataError(
+            f"asked to write {path}", str(error), "make room and run it again: it goes on after the last whole shard"
+        ) from error
     temporary.replace(path)
 
 

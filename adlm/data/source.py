@@ -50,6 +50,14 @@ class Source(ABC):
                 yield "".join(parts)
                 parts = []
 
+    def beginning(self, split: str, characters: int = 1 << 26) -> Iterator[str]:
+        """Pieces from the start of a split, about so many characters: what a tokenizer is trained on."""
+        for text, _ in self.pieces(split):
+            if characters <= 0:
+                return
+            yield text
+            characters -= len(text)
+
 
 def cut_safely(chunks: Iterable[str], size: int = PIECE_CHARACTERS) -> Iterator[Piece]:
     """One document, given as chunks of any size, as pieces of about `size` characters."""

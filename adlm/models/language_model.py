@@ -83,6 +83,11 @@ class Head(nn.Module):
         return self.raw(h).float().index_fill(-1, torch.tensor([self.mask_id], device=h.device), -math.inf)
 
 
+def sigma_at(t: Tensor | None, eps: float = 1e-3) -> Tensor | None:
+    """-log alpha_t of the log-linear schedule: what timed networks are told."""
+    return None if t is None else -torch.log1p(-(1 - eps) * t)
+
+
 class LanguageModel(nn.Module, ABC):
     """Tokens [B, L] -> features [B, L, D] -> logits [N, V] at the N positions that asked."""
 
@@ -98,5 +103,5 @@ class LanguageModel(nn.Module, ABC):
         """[N, D] -> [N, V] float32, the mask at -inf."""
 
     def anchor_logits(self, anchor: Tensor) -> Tensor:
-        """As `logits`, of the anchor stage."""
+        """[N, D] -> [N, V] of the anchor stage, the mask's own logit among them, as the official loss reads them."""
         raise ConfigError(f"asked {type(self).__name__} for anchor logits", "it has one stage", "use a two-stage model")

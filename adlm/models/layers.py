@@ -85,10 +85,19 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, width: int, heads: int, *, mlp_ratio: int, dropout: float, causal: bool, convolution: int, condition: int
+        self,
+        width: int,
+        heads: int,
+        *,
+        mlp_ratio: int,
+        dropout: float,
+        causal: bool,
+        convolution: int,
+        condition: int,
+        query_key_norm: bool,
     ) -> None:
         super().__init__()
-        self.heads, self.dropout, self.causal = heads, dropout, causal
+        self.heads, self.dropout, self.causal, self.query_key_norm = heads, dropout, causal, query_key_norm
         self.norm_1, self.norm_2 = Norm(width), Norm(width)
         self.convolution = ShortConvolution(width, convolution, causal=causal) if convolution else None
         self.qkv = nn.Linear(width, 3 * width, bias=False)
@@ -108,7 +117,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, condition: Tensor | None) -> Tensor:
         h_1 = self.norm_1(x)
         modulation = None
-        if self.modulation is not None and condition is not None:
+        if self.modulation is not None:
             modulation = self.modulation(condition)[:, None].chunk(6, dim=-1)  # each [B or 1, 1, D]
             h_1 = h_1 * (1 + modulation[1]) + modulation[0]
         attended = self._drop(self._attention(h_1, cos, sin))
@@ -127,6 +136,8 @@ class Block(nn.Module):
             h = self.convolution(h)
         batch, length, width = h.shape
         q, k, v = self.qkv(h).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        if self.query_key_norm:
+            q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
         mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, causal=self.causal)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 

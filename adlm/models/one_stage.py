@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary, sigma_at
 from adlm.models.stack import StackConfig
 from adlm.types import Features
 
@@ -41,7 +41,7 @@ class OneStage(LanguageModel):
     def features(self, tokens: Tensor, t: Tensor | None = None) -> Features:
         if self.causal:
             tokens = shifted(tokens, self.vocabulary.mask_id)
-        return Features(self.stack(self.embedding(tokens)))
+        return Features(self.stack(self.embedding(tokens), sigma_at(t))[1])
 
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)

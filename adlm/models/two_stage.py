@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary, sigma_at
 from adlm.models.one_stage import shifted
 from adlm.models.stack import Stack, StackConfig
 from adlm.types import Features
@@ -103,12 +103,13 @@ class TwoStage(LanguageModel):
     def features(self, tokens: Tensor, t: Tensor | None = None) -> Features:
         if self.causal:
             tokens = shifted(tokens, self.vocabulary.mask_id)
-        residual = self.anchor.residual(self.embedding(tokens))
-        anchor = self.anchor.finish(residual)
-        return Features(self.denoiser(self.hand_over(residual, anchor, self.anchor_head)), anchor)
+        sigma = sigma_at(t)
+        residual, anchor = self.anchor(self.embedding(tokens), sigma)
+        _, final = self.denoiser(self.hand_over(residual, anchor, self.anchor_head), sigma)
+        return Features(final, anchor)
 
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)
 
     def anchor_logits(self, anchor: Tensor) -> Tensor:
-        return self.anchor_head(anchor)
+        return self.anchor_head.raw(anchor).float()

@@ -95,11 +95,11 @@ def data(source: Source, cache: Path, *, workers: int = 1) -> DemoData:
         )
     packing: Packing
     if isinstance(source, Stories):
-        tokenizer = train_words(source.documents("train"))
+        tokenizer = train_words(source.beginning("train"))
         # Padding is predicted, so that a row's likelihood is the story's and can be held against its entropy.
         packing = Padded(LENGTH, begin=False, crop=True, predict_padding=True)
     else:
-        tokenizer = train_bpe(source.documents("train"), 1024)
+        tokenizer = train_bpe(source.beginning("train"), 1024)
         packing = Wrapped(LENGTH)
     shards = [prepare(source, split, tokenizer, packing, cache=cache, workers=workers) for split in ("train", held_out)]
     return DemoData(source, tokenizer, packing, *shards)

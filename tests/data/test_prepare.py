@@ -188,6 +188,25 @@ def test_nonsense_settings_are_refused(tmp_path):
         prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path / "file")
 
 
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    whole = prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path / "whole")
+    save, saved = np.save, []
+
+    def full_after_two(file, array, **options):
+        if len(saved) == 2:
+            raise OSError(28, "No space left on device")
+        saved.append(file)
+        save(file, array, **options)
+
+    monkeypatch.setattr(np, "save", full_after_two)
+    with pytest.raises(DataError, match="No space left on device"):
+        prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path / "full")
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "CHUNK_CHARACTERS", 500)
+    monkeypatch.setattr(module, "SHARD_TOKENS", 1500)
+    assert contents(prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path / "full")) == contents(whole)
+
+
 def _prepare_in_process(cache: str) -> str:
     return str(prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=Path(cache)).folder)
 

@@ -28,5 +28,9 @@ def test_a_long_stretch_without_spaces_is_cut_in_linear_time():
     assert max(len(piece.text) for piece in pieces) <= 1 << 13
 
 
+def test_a_beginning_stops_after_so_many_characters():
+    assert list(Texts(("one", "two", "three")).beginning("train", 4)) == ["one", "two"]
+
+
 def test_documents_join_their_pieces():
     assert list(Texts(("one", "two")).documents("train")) == ["one", "two"]
