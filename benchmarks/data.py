@@ -27,6 +27,7 @@ from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
 
 LENGTH = 1024
+PARTS = ["throughput", "memory", "loading"]
 
 
 def write_corpus(path: Path, megabytes: float) -> None:
@@ -66,11 +67,19 @@ def datasets_map(corpus: Path, tokenizer: Path, workers: int, cache: Path) -> in
     return len(tokens.map(join, batched=True, num_proc=workers))
 
 
+def _peak() -> float:
+    """Peak MiB of this process. getrusage would also count what its parent had before it started."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 1024
+
+
 def _child(function: Callable[..., int], arguments: tuple[Any, ...], queue: Any) -> None:
     started = time.perf_counter()
     rows = function(*arguments)
     seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = _peak()
     workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # the largest one
     queue.put((rows, seconds, peak, workers))
 
@@ -89,8 +98,8 @@ def measured(function: Callable[..., int], *arguments: Any) -> tuple[int, float,
 def throughput(folder: Path, megabytes: float, rounds: int) -> None:
     corpus = folder / "train.jsonl"  # a name that says it is all training text
     write_corpus(corpus, megabytes)
-    train_bpe(PythonDocs(kind="code").documents("valid"), 8192).save(folder / "tokenizer")
-    rows, speeds = [], {}
+    rows: list[dict[str, Any]] = []
+    speeds: dict[tuple[str, int], float] = {}
     for workers in (1, 2):
         times: dict[str, list[float]] = {"adlm": [], "datasets.map": []}
         found: dict[str, tuple[int, float, float, float]] = {}
@@ -167,7 +176,9 @@ def loading(folder: Path) -> None:
     from adlm.recipes.demo import data, execute, runs
 
     rows = []
-    shards = Shards.open(next((folder / "adlm20").glob("train*/")))
+    write_corpus(folder / "loading.train.jsonl", 8)
+    ours(folder / "loading.train.jsonl", folder / "tokenizer", 2, folder / "loading")
+    shards = Shards.open(next((folder / "loading").glob("*/")))
     for workers in (0, 2):
         loader = LoaderConfig(64, workers=workers).build(shards)
         batches = iter(loader)
@@ -200,12 +211,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[16, 64])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--text8", type=Path, help="text8 or its first part, plain or gzipped")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        throughput(Path(name), 24, options.rounds)
-        loading(Path(name))
-        memory(Path(name), options.megabytes, options.text8)
+        folder = Path(name)
+        train_bpe(PythonDocs(kind="code").documents("valid"), 8192).save(folder / "tokenizer")
+        if "throughput" in options.parts:
+            throughput(folder, 24, options.rounds)
+        if "memory" in options.parts:
+            memory(folder, options.megabytes, options.text8)
+        if "loading" in options.parts:
+            loading(folder)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 import adlm
-from adlm.samplers.sampler import Ancestral, StepView
+from adlm.samplers.sampler import StepView
 
 COLUMNS, CHARACTER, LINE, MARGIN = 64, 8.4, 30, 24
 SECONDS, PAUSE = 6.0, 3.0
@@ -54,7 +54,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="runs/demo/adlm")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=64)
     options = parser.parse_args()
     model = adlm.load(options.model)
     revealed: dict[int, float] = {}
@@ -65,7 +64,7 @@ def main() -> None:
             revealed[place] = view.step / view.steps
         last[:] = view.tokens[0].tolist()
 
-    (text,) = model.generate(seed=options.seed, sampler=Ancestral(steps=options.steps), watch=watch)
+    (text,) = model.generate(seed=options.seed, watch=watch)
     end = model.tokenizer.roles.eos_id
     places = range(last.index(end) if end in last else len(last))
     out = Path(__file__).with_name("unmasking.svg")

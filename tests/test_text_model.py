@@ -1,4 +1,6 @@
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -57,6 +59,14 @@ def test_a_score_is_exact_or_carries_its_error(model):
 def test_a_saved_model_writes_the_same_text(model, tmp_path):
     model.save(tmp_path)
     assert adlm.load(tmp_path).generate(n=2, seed=3) == model.generate(n=2, seed=3)
+
+
+def test_a_saved_model_is_read_by_a_process_that_knows_nothing_else(model, tmp_path):
+    model.save(tmp_path)
+    program = "import sys, adlm; print(adlm.load(sys.argv[1]).generate(seed=3)[0])"
+    result = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == model.generate(seed=3)[0] + "\n"
 
 
 def test_what_does_not_fit_is_refused(model):

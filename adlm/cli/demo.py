@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +9,14 @@ from typing import Annotated, Any
 import tyro
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from adlm import __version__
 from adlm.cli.progress import TrainingBar, bar, console
 from adlm.data.catalog import open_source
 from adlm.data.stories import Stories
-from adlm.recipes.demo import DemoData, Trained, data, execute, runs
+from adlm.errors import ConfigError
+from adlm.recipes.demo import STEPS, DemoData, Trained, data, execute, runs
 
 
 def command(
@@ -31,38 +32,43 @@ def command(
 
     Args:
         corpus: stories (generated; its exact entropy is known), kjv, pydocs, pycode, or a file, folder or glob.
-        quick: a tenth of the training: under two minutes, and the samples show it.
+        quick: a tenth of the training: a minute or two, and the samples show it.
         out: where models, prepared data and results.json go.
         steps: training steps of each model.
         samples: texts to print for each model.
         seed: of data order, noise and samples.
     """
+    for name, value in (("--steps", steps), ("--samples", samples)):
+        if value is not None and value < 1:
+            raise ConfigError(f"asked for {name} {value}", "fewer than 1", "give 1 or more")
     started = time.perf_counter()
-    source = Stories() if corpus == "stories" else open_source(corpus)
-    prepared = data(source, out / "data", workers=os.cpu_count() or 1)
-    console().print(
-        f"[bold]{source.name}[/bold]: {prepared.train.manifest['tokens']:,} training tokens, "
-        f"vocabulary {prepared.tokenizer.vocab_size}, rows of {prepared.train.length}",
-        highlight=False,
-    )
+    source = Stories(train=40_000) if corpus == "stories" else open_source(corpus)
+    with bar(source.name, None) as view:
+        view.update(0, "tokenising")
+        prepared = data(source, out / "data")
+        view.note = (
+            f"{prepared.train.manifest['tokens']:,} training tokens, vocabulary {prepared.tokenizer.vocab_size}, "
+            f"rows of {prepared.train.length}"
+        )
     results: dict[str, Trained] = {}
-    for run in runs(steps=steps or (60 if quick else 500), seed=seed):
+    chosen = steps or (STEPS // 10 if quick else STEPS)
+    for run in runs(steps=chosen, seed=seed, positions=prepared.positions):
         with bar(run.name, run.train.steps) as view:
             result = execute(
                 run,
                 prepared,
-                test_rows=200 if quick else 1000,
+                test_rows=100 if quick else 500,
                 watch=TrainingBar(view, run.train.steps),
                 watch_test=lambda done, count, view=view: view.update(done, f"scoring {done}/{count}"),  # type: ignore[misc]
             )
             view.note = f"{result.parameters / 1e6:.2f} M parameters, {result.seconds:.0f} s of training"
         result.model.save(out / run.name.lower())
         results[run.name] = result
-    texts = {name: result.model.generate(n=50 if quick else 200, seed=seed) for name, result in results.items()}
+    texts = {name: result.model.generate(n=20 if quick else 100, seed=seed) for name, result in results.items()}
     console().print(_table(results, prepared, texts))
     for name, written in texts.items():
         shown = [f"{_mark(source, text)}{text}" for text in written[:samples]]
-        console().print(Panel("\n\n".join(shown), title=name, title_align="left"), highlight=False, markup=False)
+        console().print(Panel(Text("\n\n".join(shown)), title=name, title_align="left"))
     record = _record(results, prepared, texts, seed)
     (out / "results.json").write_text(json.dumps(record, indent=2) + "\n")
     minutes = (time.perf_counter() - started) / 60

@@ -11,6 +11,7 @@ Any tool that reads npy can open them, and nothing in them can run.
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,8 @@ from adlm.errors import DamagedData, DataError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_KEYS = {"key", "rows", "length", "padded", "padding_counts", "shards", "files"}
+_NAME = re.compile(r"shard-\d{5,}(\.lengths)?\.npy")
 
 
 def checksum(path: Path) -> str:
@@ -68,9 +71,14 @@ class Shards:
             raise DataError(asked, unfinished, "run `adlm prepare`; it goes on where it stopped") from None
         except ValueError as error:
             raise DamagedData(asked, f"{MANIFEST} is not JSON: {error}", again) from error
-        if manifest.get("format") != FORMAT:
-            raise DataError(asked, f"format {manifest.get('format')}, this version reads {FORMAT}", again)
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            found = manifest.get("format") if isinstance(manifest, dict) else None
+            raise DataError(asked, f"format {found}, this version reads {FORMAT}", again)
+        if missing := sorted(_KEYS - manifest.keys()):
+            raise DamagedData(asked, f"{MANIFEST} has no {', '.join(missing)}", again)
         for entry in manifest["files"]:
+            if not _NAME.fullmatch(entry["name"]):  # a manifest from elsewhere must not name files outside
+                raise DamagedData(asked, f"a file called {entry['name']!r}", again)
             path = folder / entry["name"]
             if not path.exists():
                 raise DamagedData(asked, f"{entry['name']} is missing", again)
@@ -78,6 +86,8 @@ class Shards:
                 raise DamagedData(asked, f"{entry['name']} has {size} bytes instead of {entry['bytes']}", again)
             if verify and checksum(path) != entry["sha256"]:
                 raise DamagedData(asked, f"{entry['name']} does not match its checksum", again)
+        if not {*manifest["shards"]} <= {entry["name"] for entry in manifest["files"]}:
+            raise DamagedData(asked, f"{MANIFEST} names shards it has no checksum of", again)
         return cls(folder, manifest)
 
     def __len__(self) -> int:

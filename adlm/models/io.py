@@ -13,9 +13,13 @@ from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer, load_tokenizer
 from adlm.errors import ModelError
 from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.two_stage import TwoStageConfig
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = 1
+# What a config can name. A class is known once its module is imported, so they are imported here.
+NETWORKS: tuple[type[NetworkConfig], ...] = (OneStageConfig, TwoStageConfig)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,11 @@ from adlm.models.two_stage import Continued, TwoStageConfig
 from adlm.objectives.objective import Anelbo, CrossEntropy, Nelbo, Objective
 from adlm.randomness import Noise
 from adlm.text_model import TextModel
+from adlm.train.optimizer import Muon
 from adlm.train.trainer import Report, TrainConfig, train
 
 LENGTH = 64
+STEPS = 1500
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class DemoRun:
     network: NetworkConfig
     objective: Objective
     train: TrainConfig
-    batch: int = 64
+    batch: int = 16
     seed: int = 0
 
 
@@ -58,7 +60,7 @@ class Trained(NamedTuple):
 
 
 class DemoData(NamedTuple):
-    """The corpus, prepared."""
+    """The corpus, prepared. Rows that begin with their document let a model learn places (`positions`)."""
 
     source: Source
     tokenizer: Tokenizer
@@ -66,25 +68,29 @@ class DemoData(NamedTuple):
     train: Shards
     test: Shards
 
+    @property
+    def positions(self) -> int:
+        return self.packing.length if self.packing.pads else 0
 
-def runs(*, steps: int = 500, seed: int = 0) -> list[DemoRun]:
-    """AR, MDLM and ADLM, six layers each, equal in parameters but for a norm and a bias, and in compute."""
-    stack = StackConfig(width=128, heads=4, layers=6, convolution=5)
+
+def runs(*, steps: int = STEPS, seed: int = 0, positions: int = 0) -> list[DemoRun]:
+    """AR, MDLM and ADLM, four layers each: the same compute, and the same parameters but for a norm and a bias."""
+    stack = StackConfig(width=96, heads=4, layers=4, convolution=5, query_key_norm=True)
     masking = CountMasking()
-    config = TrainConfig(steps=steps, seed=seed)
+    config = TrainConfig(steps=steps, optimizer=Muon(lr=3e-3, matrix_lr=2e-2), decay=0.3, seed=seed)
     models: list[tuple[str, NetworkConfig, Objective]] = [
-        ("AR", OneStageConfig(replace(stack, causal=True), tied=True), CrossEntropy()),
-        ("MDLM", OneStageConfig(stack, tied=True), Nelbo(masking)),
+        ("AR", OneStageConfig(replace(stack, causal=True), tied=True, positions=positions), CrossEntropy()),
+        ("MDLM", OneStageConfig(stack, tied=True, positions=positions), Nelbo(masking)),
         (
             "ADLM",
-            TwoStageConfig(replace(stack, layers=4), denoiser_layers=2, hand_over=Continued(), tied=True),
+            TwoStageConfig(replace(stack, layers=3), 1, Continued(), tied=True, positions=positions),
             Anelbo(masking, RareInSequence(5), gamma=0.05, masked_only=True),
         ),
     ]
     return [DemoRun(name, network, objective, config, seed=seed) for name, network, objective in models]
 
 
-def data(source: Source, cache: Path, *, workers: int = 1) -> DemoData:
+def data(source: Source, cache: Path) -> DemoData:
     """Tokenizer and shards: words and a row a story for `stories`, BPE and packed rows for any other text."""
     held_out = next((split for split in ("test", "valid") if split in source.splits), None)
     if held_out is None:
@@ -101,7 +107,7 @@ def data(source: Source, cache: Path, *, workers: int = 1) -> DemoData:
     else:
         tokenizer = train_bpe(source.beginning("train"), 1024)
         packing = Wrapped(LENGTH)
-    shards = [prepare(source, split, tokenizer, packing, cache=cache, workers=workers) for split in ("train", held_out)]
+    shards = [prepare(source, split, tokenizer, packing, cache=cache) for split in ("train", held_out)]
     return DemoData(source, tokenizer, packing, *shards)
 
 

@@ -90,6 +90,11 @@ def test_the_demo_runs_to_its_end(tmp_path, capsys):
         assert (tmp_path / "out" / name.lower() / "model.safetensors").exists()
 
 
+def test_a_demo_without_steps_is_refused(tmp_path, capsys):
+    assert main(["demo", "--steps", "0", "--out", str(tmp_path)]) == 2
+    assert "give 1 or more" in capsys.readouterr().err
+
+
 def test_the_demo_needs_something_held_out(tmp_path, capsys):
     (tmp_path / "train.txt").write_text("only training text here")
     assert main(["demo", "--corpus", str(tmp_path / "train.txt"), "--out", str(tmp_path / "out")]) == 2

@@ -165,6 +165,21 @@ def test_damage_is_named(shards):
         Shards.open(shards.folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"files": [{"name": "../secret.npy", "bytes": 1, "sha256": ""}]}, "a file called '../secret.npy'"),
+        ({"shards": ["../secret.npy"]}, "no checksum of"),
+        ({"rows": None}, "has no rows"),
+    ],
+)
+def test_a_manifest_from_elsewhere_cannot_reach_outside_its_folder(shards, change, complaint):
+    manifest = {key: value for key, value in {**shards.manifest, **change}.items() if value is not None}
+    (shards.folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DamagedData, match=complaint):
+        Shards.open(shards.folder)
+
+
 def test_damaged_data_is_refused_by_prepare_and_remade_with_force(tmp_path, shards):
     victim: Path = shards.folder / shards.manifest["shards"][0]
     victim.write_bytes(b"")

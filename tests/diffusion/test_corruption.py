@@ -29,14 +29,6 @@ def test_only_scored_positions_are_masked_and_the_rest_stays(corruption):
     assert weight[batch.scored.any(-1)].isfinite().all()
 
 
-def test_a_schedule_is_its_own_derivative_and_weight():
-    schedule = LogLinear()
-    t = torch.linspace(0.01, 1, 50, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(schedule.alpha(t).sum(), t)
-    assert torch.allclose(slope, schedule.slope(t))
-    assert torch.allclose(schedule.weight(t), 1 / t)
-
-
 def test_uniform_masking_masks_as_many_as_the_schedule_says():
     batch = rows(4000)
     _, _, t, masked, _ = UniformMasking()(batch, MASK, Noise(1))
