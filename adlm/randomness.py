@@ -56,7 +56,3 @@ class Noise:
         if rows.device.type == "mps":
             return (_shift(self.bits(rows, length), 41).float() + 0.5) / (1 << 23)
         return (_shift(self.bits(rows, length), 12).double() + 0.5) / (1 << 52)
-
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A torch generator for code that takes one, such as weight initialisation."""
-        return torch.Generator(device).manual_seed(self.seed & ((1 << 63) - 1))

@@ -36,7 +36,3 @@ def test_uniform_numbers_are_uniform_and_uncorrelated():
 def test_forks_differ_and_are_the_same_every_time():
     assert Noise(0).fork("a") == Noise(0).fork("a")
     assert len({Noise(0).fork("a"), Noise(0).fork("b"), Noise(0).fork("a", 1), Noise(1).fork("a"), Noise(0)}) == 5
-
-
-def test_generators_follow_the_seed():
-    assert torch.equal(torch.rand(3, generator=Noise(1).generator()), torch.rand(3, generator=Noise(1).generator()))

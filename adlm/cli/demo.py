@@ -44,7 +44,7 @@ def command(
     started = time.perf_counter()
     source = Stories(train=40_000) if corpus == "stories" else open_source(corpus)
     with bar(source.name, None) as view:
-        view.update(0, "tokenising")
+        view.update(None, "tokenising")
         prepared = data(source, out / "data")
         view.note = (
             f"{prepared.train.manifest['tokens']:,} training tokens, vocabulary {prepared.tokenizer.vocab_size}, "
@@ -59,7 +59,7 @@ def command(
                 prepared,
                 test_rows=100 if quick else 500,
                 watch=TrainingBar(view, run.train.steps),
-                watch_test=lambda done, count, view=view: view.update(done, f"scoring {done}/{count}"),  # type: ignore[misc]
+                watch_test=lambda done, count, view=view: view.update(None, f"scoring {done}/{count}"),  # type: ignore[misc]
             )
             view.note = f"{result.parameters / 1e6:.2f} M parameters, {result.seconds:.0f} s of training"
         result.model.save(out / run.name.lower())
@@ -74,7 +74,9 @@ def command(
     minutes = (time.perf_counter() - started) / 60
     console().print(f"{minutes:.1f} minutes. Models, data and results.json are in {out}/.", highlight=False)
     example = 'adlm.load("' + (out / "adlm").as_posix() + '").generate(n=2)'
-    console().print(f"Next: python -c 'import adlm; print(*{example}, sep=\"\\n\")'", highlight=False, markup=False)
+    console().print(
+        f"Next: python -c 'import adlm; print(*{example}, sep=\"\\n\")'", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _floor(corpus: DemoData) -> tuple[float, float] | None:

@@ -45,7 +45,8 @@ class Bar:
     def __init__(self, progress: Progress, task: int) -> None:
         self.progress, self.task, self.note = progress, task, ""
 
-    def update(self, completed: int, note: str) -> None:
+    def update(self, completed: int | None, note: str) -> None:
+        """Show a note, and how much is done if that has changed."""
         self.note = note
         self.progress.update(self.task, completed=completed, note=note)  # type: ignore[arg-type]
 

@@ -285,7 +285,7 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
 
 
 def _not_utf8(where: str, found: str) -> DataError:
-    fix = 'convert the file, or pass encoding_errors="replace"'
+    fix = 'convert the file, or read on with encoding_errors="replace" (--replace-bad-bytes)'
     return DataError(f"asked to read {where} as UTF-8", found, fix)
 
 

@@ -153,7 +153,7 @@ class HubDataset(Source):
         try:
             yield
         except (ConnectionError, TimeoutError) as error:
-            fix = "check the network and HF_HUB_OFFLINE, or open files you have by folder="
+            fix = "check the network and HF_HUB_OFFLINE, or open files you have by folder= (--folder)"
             raise DataError(asked, f"the Hub cannot be reached: {error}", fix) from error
         except FileNotFoundError as error:
             fix = "check owner/name, revision and data_dir; a private one needs `hf auth login`"

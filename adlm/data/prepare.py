@@ -42,15 +42,6 @@ class Watch(Protocol):
     def __call__(self, documents: int, characters: int, rows: int) -> None: ...
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    pieces: list[Piece]
-
-    @property
-    def characters(self) -> int:
-        return sum(len(piece.text) for piece in self.pieces)
-
-
 @dataclass
 class _State:
     """Where a preparation stands after its last closed shard."""
@@ -138,8 +129,8 @@ def _write(
     for chunk, encoded in _encode(chunks, tokenizer, workers):
         rows, lengths, rest = packing.pack(rest, encoded, tokenizer.roles)
         state.chunks += 1
-        state.documents += sum(piece.ends for piece in chunk.pieces)
-        state.characters += chunk.characters
+        state.documents += sum(piece.ends for piece in chunk)
+        state.characters += sum(len(piece.text) for piece in chunk)
         state.tokens += sum(len(ids) for ids, _ in encoded)
         state.rows += len(rows)
         waiting += rows.size
@@ -179,7 +170,7 @@ def _write(
     (folder / _PROGRESS).unlink(missing_ok=True)
 
 
-def _chunks(pieces: Iterable[Piece]) -> Iterator[_Chunk]:
+def _chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Pieces in groups of about CHUNK_CHARACTERS. The grouping is part of the format: resuming counts chunks."""
     group: list[Piece] = []
     size = 0
@@ -187,10 +178,10 @@ def _chunks(pieces: Iterable[Piece]) -> Iterator[_Chunk]:
         group.append(piece)
         size += len(piece.text)
         if size >= CHUNK_CHARACTERS:
-            yield _Chunk(group)
+            yield group
             group, size = [], 0
     if group:
-        yield _Chunk(group)
+        yield group
 
 
 def _close_shard(folder: Path, tables: list[tuple[Ids, Ids]], state: _State, rest: Ids, *, padded: bool) -> None:
@@ -240,22 +231,24 @@ def _encode_in_worker(texts: list[str]) -> list[Ids]:
     return _worker_tokenizer.encode_batch(texts)
 
 
-def _encode(chunks: Iterable[_Chunk], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[_Chunk, list[Encoded]]]:
+def _encode(
+    chunks: Iterable[list[Piece]], tokenizer: Tokenizer, workers: int
+) -> Iterator[tuple[list[Piece], list[Encoded]]]:
     """Chunks and their ids, in order. At most two chunks a worker are under way, so memory stays flat."""
 
-    def join(chunk: _Chunk, ids: list[Ids]) -> tuple[_Chunk, list[Encoded]]:
-        return chunk, [Encoded(i, piece.ends) for i, piece in zip(ids, chunk.pieces, strict=True)]
+    def join(chunk: list[Piece], ids: list[Ids]) -> tuple[list[Piece], list[Encoded]]:
+        return chunk, [Encoded(i, piece.ends) for i, piece in zip(ids, chunk, strict=True)]
 
     if workers == 1:
         for chunk in chunks:
-            yield join(chunk, tokenizer.encode_batch([piece.text for piece in chunk.pieces]))
+            yield join(chunk, tokenizer.encode_batch([piece.text for piece in chunk]))
         return
-    waiting: deque[tuple[_Chunk, Future[list[Ids]]]] = deque()
+    waiting: deque[tuple[list[Piece], Future[list[Ids]]]] = deque()
     with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer,)) as pool:
         try:
             for chunk in chunks:
                 with _main_module_hidden():
-                    future = pool.submit(_encode_in_worker, [piece.text for piece in chunk.pieces])
+                    future = pool.submit(_encode_in_worker, [piece.text for piece in chunk])
                 waiting.append((chunk, future))
                 if len(waiting) > 2 * workers:
                     first, future = waiting.popleft()

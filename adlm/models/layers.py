@@ -33,16 +33,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, dropout: float = 0.0) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H]."""
-    if q.device.type == "cpu" and q.shape[-2] <= 256 and dropout == 0.0:
+    if q.device.type == "cpu" and q.shape[-2] <= 256:
         # For short rows on a CPU the fused kernel's backward is slower than three plain operations.
         scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
         if causal:
             length = q.shape[-2]
             scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
         return scores.softmax(-1) @ v
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 class Norm(nn.Module):
