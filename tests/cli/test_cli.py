@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,12 +13,9 @@ def test_help_lists_every_command_without_importing_torch():
         "import sys; from adlm.cli import main; code = main(['--help']); "
         "assert not {'torch', 'numpy', 'tyro', 'rich'} & set(sys.modules); sys.exit(code)"
     )
-    started = time.perf_counter()
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - started
     assert result.returncode == 0, result.stderr
     assert all(name in result.stdout for name in COMMANDS)
-    assert seconds < 10, "only a guard against a heavy import; benchmarks/startup.py measures it"
 
 
 def test_version(capsys):

@@ -108,12 +108,14 @@ def test_watchers_see_every_reveal_once():
 
 
 def test_low_temperature_takes_the_likeliest():
-    for model, sampler in networks():
-        cold = type(sampler)(temperature=1e-4)
-        one, two = (cold.sample(model, Canvas.blank(1, 10, MASK), noise=Noise(s)).tokens for s in (0, 0))
+    (masked, _), (causal, _) = networks()
+    # In one step nothing depends on the order of reveals, so only the draws could differ between seeds.
+    for model, cold in ((masked, Ancestral(temperature=1e-4, steps=1)), (causal, LeftToRight(temperature=1e-4))):
+        one, two = (cold.sample(model, Canvas.blank(1, 10, MASK), noise=Noise(seed)).tokens for seed in (0, 1))
         assert torch.equal(one, two)
-    u = torch.rand(50, dtype=torch.float64)
-    assert (inverse_cdf(torch.tensor([[0.1, 0.0, -1.0]]).double().expand(50, 3) / 1e-4, u) == 0).all()
+    hot = Ancestral(steps=1)
+    one, two = (hot.sample(masked, Canvas.blank(1, 10, MASK), noise=Noise(seed)).tokens for seed in (0, 1))
+    assert not torch.equal(one, two)
 
 
 def test_the_wrong_sampler_and_nonsense_are_refused():
