@@ -35,9 +35,10 @@ class TextModel:
         self, prompt: str = "", *, n: int = 1, seed: int = 0, sampler: Sampler | None = None, watch: Watch | None = None
     ) -> list[str]:
         """`n` texts that go on from `prompt`, prompt included, up to the end token or the model's length."""
-        ids = self._fitting(self.tokenizer.encode(prompt).tolist(), "go on from")
-        canvas = Canvas.continuing([ids] * n, self.config.rows.length, self.tokenizer.mask_id)
-        return [self._text(row) for row in self._fill(canvas, seed, sampler, watch)]
+        begin, _ = self.config.rows.frame(self.tokenizer.roles)
+        ids = begin + self._fitting(self.tokenizer.encode(prompt).tolist(), "go on from")
+        canvas = Canvas.continuing([ids] * _positive("n", n), self.config.rows.length, self.tokenizer.mask_id)
+        return self._fill(canvas, seed, sampler, watch)
 
     def infill(
         self, text: str, *, n: int = 1, seed: int = 0, sampler: Sampler | None = None, watch: Watch | None = None
@@ -50,8 +51,8 @@ class TextModel:
         for i, part in enumerate(parts):
             ids += [self.tokenizer.mask_id] * (i > 0) + self.tokenizer.encode(part).tolist()
         row, _ = self._row(self._fitting(ids, "fill"))
-        canvas = Canvas.infilling([row] * n, self.tokenizer.mask_id)
-        return [self._text(row) for row in self._fill(canvas, seed, sampler, watch)]
+        canvas = Canvas.infilling([row] * _positive("n", n), self.tokenizer.mask_id)
+        return self._fill(canvas, seed, sampler, watch)
 
     def score(self, text: str, *, draws: int = 64, seed: int = 0) -> Estimate:
         """-log p(text) in nats: exact for a left-to-right model, else the bound with its standard error.
@@ -60,7 +61,7 @@ class TextModel:
         error comes from their spread.
         """
         ids, counts = self._row(self._fitting(self.tokenizer.encode(text).tolist(), "score"))
-        repeats = 1 if self.network.causal else min(_REPEATS, draws)
+        repeats = 1 if self.network.causal else max(2, min(_REPEATS, _positive("draws", draws)))
         rows = torch.arange(repeats)
         batch = Batch(torch.tensor([ids] * repeats), torch.tensor([counts] * repeats), rows, rows)
         strata = max(1, draws // repeats)
@@ -70,29 +71,39 @@ class TextModel:
         return Estimate(nats.mean().item(), nats.std().item() / math.sqrt(repeats), repeats * strata)
 
     def _fitting(self, ids: list[int], purpose: str) -> list[int]:
-        if len(ids) >= self.config.rows.length:
+        rows = self.config.rows
+        room = rows.length - sum(map(len, rows.frame(self.tokenizer.roles)))
+        if len(ids) > room:
             raise ConfigError(
                 f"asked to {purpose} a text of {len(ids)} tokens",
-                f"the model's rows have {self.config.rows.length}, the end token among them",
-                "shorten the text",
+                f"the model's rows have room for {room}",
+                "shorten it",
             )
         return ids
 
     def _row(self, ids: list[int]) -> tuple[list[int], list[bool]]:
-        """A finished text as the rows of training were: with its end token, and padding where they had it."""
+        """A finished text as the rows of training were: framed, and with padding where they had it."""
         roles, rows = self.tokenizer.roles, self.config.rows
-        ids = [*ids, roles.eos_id]
+        begin, end = rows.frame(roles)
+        ids = [*begin, *ids, *end]
         padding = rows.length - len(ids) if rows.pads else 0
         return ids + [roles.pad_id] * padding, [True] * len(ids) + [rows.padding_counts] * padding
 
-    def _fill(self, canvas: Canvas, seed: int, sampler: Sampler | None, watch: Watch | None) -> list[list[int]]:
+    def _fill(self, canvas: Canvas, seed: int, sampler: Sampler | None, watch: Watch | None) -> list[str]:
         sampler = sampler or default_sampler(self.network)
         sample = sampler.sample(self.network, canvas, noise=Noise(seed).fork("sample"), watch=watch)
-        return sample.tokens.tolist()
+        begin, _ = self.config.rows.frame(self.tokenizer.roles)
+        return [self._text(row[len(begin) :]) for row in sample.tokens.tolist()]
 
     def _text(self, ids: list[int]) -> str:
         end = self.tokenizer.roles.eos_id
         return self.tokenizer.decode(ids[: ids.index(end)] if end in ids else ids)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"asked for {name}={value}", "fewer than 1", "give 1 or more")
+    return value
 
 
 def load(folder: str | Path) -> TextModel:

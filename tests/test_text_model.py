@@ -18,7 +18,10 @@ from adlm.text_model import TextModel
 TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
 
 
-@pytest.fixture(params=itertools.product([False, True], [Wrapped(12), Padded(12, predict_padding=True)]), ids=repr)
+@pytest.fixture(
+    params=itertools.product([False, True], [Wrapped(12), Wrapped(12, framed=True), Padded(12, predict_padding=True)]),
+    ids=repr,
+)
 def model(request):
     causal, rows = request.param
     stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
@@ -35,6 +38,7 @@ def test_generation_keeps_the_prompt_and_follows_the_seed(model):
     assert texts == model.generate("the cat", n=3, seed=1)
     assert texts[:1] == model.generate("the cat", n=1, seed=1)
     assert texts != model.generate("the cat", n=3, seed=2)
+    assert any(len(text) > len("the cat") for text in texts)
 
 
 def test_infilling_changes_the_holes_alone(model):
@@ -74,6 +78,9 @@ def test_what_does_not_fit_is_refused(model):
     for call in (model.generate, model.score):
         with pytest.raises(ConfigError, match="shorten"):
             call(long)
+    for call in (lambda: model.generate(n=0), lambda: model.infill("the[MASK]", n=0)):
+        with pytest.raises(ConfigError, match="give 1 or more"):
+            call()
     with pytest.raises(ConfigError, match=r"no \[MASK\]"):
         model.infill("the cat")
     with pytest.raises(ConfigError, match="shorten"):

@@ -55,6 +55,10 @@ class Packing(ABC):
     def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> Packed:
         """Pack `pieces` after `rest`."""
 
+    @abstractmethod
+    def frame(self, roles: Roles) -> tuple[list[int], list[int]]:
+        """The tokens before and after a text that has a row to itself."""
+
     @property
     def pads(self) -> bool:
         """Whether rows may hold padding."""
@@ -93,6 +97,9 @@ class Wrapped(Packing):
         if self.framed:
             rows = np.pad(rows, ((0, 0), (1, 1)), constant_values=((0, 0), (roles.bos_id, roles.eos_id)))
         return Packed(rows, np.full(count, self.length), stream[count * inner :])
+
+    def frame(self, roles: Roles) -> tuple[list[int], list[int]]:
+        return [roles.bos_id] * self.framed, [roles.eos_id] * (self.framed or self.separated)
 
 
 @dataclass(frozen=True)
@@ -136,8 +143,11 @@ class Padded(Packing):
         table[np.arange(self.length) < lengths[:, None]] = np.concatenate([*rows, NOTHING])
         return Packed(table, lengths, rest)
 
+    def frame(self, roles: Roles) -> tuple[list[int], list[int]]:
+        return [roles.bos_id] * self.begin, [roles.eos_id] * self.end
+
     def _rows(self, document: Ids, roles: Roles) -> list[Ids]:
-        begin, end = [roles.bos_id] * self.begin, [roles.eos_id] * self.end
+        begin, end = self.frame(roles)
         if self.crop:
             document = document[: self.length - len(begin) - len(end)]
         whole = np.concatenate([np.array(begin, np.int64), document, np.array(end, np.int64)])
