@@ -151,7 +151,8 @@ def command(
 
 
 def _print_catalog() -> None:
-    table = Table("name", "what", "from", "licence")
+    columns = {"name": "name", "summary": "what", "licence": "licence", "origin": "from"}
+    table = Table(*columns.values())
     for entry in listing():
-        table.add_row(*entry.values())
+        table.add_row(*(entry[column] for column in columns))
     console().print(table)
