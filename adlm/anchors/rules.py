@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from adlm.errors import DataError
 from adlm.types import Batch
 
 
@@ -33,6 +34,18 @@ class RareInSequence(AnchorRule):
                 frequent[:, shift : shift + run.shape[1]] |= run
         marks = frequent.new_zeros(frequent.shape).scatter(1, place, ~frequent)
         return marks & batch.valid
+
+
+@dataclass(frozen=True)
+class Given(AnchorRule):
+    """The anchors that the data brings."""
+
+    def mark(self, batch: Batch) -> Tensor:
+        if batch.anchors is None:
+            raise DataError(
+                "asked for the anchors given by the data", "the batch brings none", "use a rule such as RareInSequence"
+            )
+        return batch.anchors & batch.valid
 
 
 @dataclass(frozen=True)

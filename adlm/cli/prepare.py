@@ -138,7 +138,7 @@ def command(
                 chosen,
                 packing,
                 cache=cache or default_cache(),
-                workers=workers or os.cpu_count() or 1,
+                workers=(os.cpu_count() or 1) if workers is None else workers,
                 force=force,
                 watch=watch,
             )

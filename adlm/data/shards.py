@@ -59,7 +59,7 @@ class Shards:
         """Open a prepared folder.
 
         Args:
-            verify: compare every checksum (about a second a gigabyte); sizes are compared in any case.
+            verify: compare every checksum (under a second a gigabyte on a recent CPU); sizes are compared in any case.
         """
         folder = Path(folder)
         asked = f"asked to open the prepared data in {folder}"

@@ -59,7 +59,7 @@ class Norm(nn.Module):
 class ShortConvolution(nn.Module):
     """x + depthwise convolution over `size` neighbours, centred or causal. Starts as the identity.
 
-    A masked model needs hundreds of steps to find that neighbours matter; this gives it them at once.
+    It gives a masked model its neighbours from the start, which helps small ones early (docs/log.md).
     """
 
     def __init__(self, width: int, size: int, *, causal: bool) -> None:

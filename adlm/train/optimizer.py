@@ -23,7 +23,7 @@ class OptimizerConfig(ABC):
     def build(self, model: nn.Module) -> Sequence[Optimizer]: ...
 
     def _adamw(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
-        # Fused: one kernel for all parameters, about a third of the time of the plain loop on a CPU.
+        # Fused: one kernel for all parameters instead of a loop over them.
         return torch.optim.AdamW(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay, fused=True)
 
 
@@ -39,7 +39,7 @@ class AdamW(OptimizerConfig):
 class Muon(OptimizerConfig):
     """Muon for the matrices inside the stacks, AdamW for embeddings, heads, gains and biases.
 
-    Small masked models learn several times faster with it (docs/log.md).
+    Small masked models learn much faster with it (docs/log.md).
 
     Args:
         matrix_lr: step of the orthogonalised update, scaled by sqrt(max(1, rows / columns)).

@@ -1,12 +1,15 @@
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from adlm.anchors.rules import EveryToken, RareInSequence
+from adlm.anchors.rules import EveryToken, Given, RareInSequence
+from adlm.errors import DataError
 from tests.conftest import batch_of
 
 
@@ -25,6 +28,14 @@ def test_rare_tokens_are_those_a_count_finds(rows, most, data):
         for row, n in zip(rows, lengths, strict=True)
     ]
     assert RareInSequence(most).mark(batch_of(rows, valid)).tolist() == expected
+
+
+def test_given_anchors_are_those_of_the_data():
+    batch = batch_of([[1, 2, 3]], torch.tensor([[True, True, False]]))
+    marked = replace(batch, anchors=torch.tensor([[True, False, True]]))
+    assert Given().mark(marked).tolist() == [[True, False, False]]
+    with pytest.raises(DataError, match="the batch brings none"):
+        Given().mark(batch)
 
 
 def test_every_token_is_every_valid_one():
