@@ -18,6 +18,7 @@ class Batch:
         draw: [B] running number of each row over the whole run, epochs included: it seeds the row's noise.
         fixed: [B, L] bool; given positions (a prompt): visible, never corrupted, never scored.
         anchors: [B, L] bool; anchor positions when the data brings them.
+        documents: [B, L] numbers of the documents packed in a row, where they must not see each other.
     """
 
     tokens: Tensor
@@ -26,6 +27,7 @@ class Batch:
     draw: Tensor
     fixed: Tensor | None = None
     anchors: Tensor | None = None
+    documents: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -37,6 +39,13 @@ class Batch:
         """[B, L] bool: the positions a model has to predict."""
         return self.valid if self.fixed is None else self.valid & ~self.fixed
 
+    @property
+    def segments(self) -> Tensor | None:
+        """[B, L]: positions see each other where these are equal; padding has -1. None: all see all."""
+        if self.documents is not None:
+            return self.documents.masked_fill(~self.valid, -1)
+        return None if self.valid.all() else self.valid.long() - 1
+
 
 class Features(NamedTuple):
     """Hidden states before the vocabulary: [B, L, D] each; `anchor` for two-stage models."""
@@ -46,13 +55,18 @@ class Features(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """A batch after the forward process: `weight` [B] is the loss weight of each row's masked positions."""
+    """A batch after the forward process: x_0 and x_t [B, L], t [B], masked [B, L] bool.
+
+    `weight` [B, 1] or [B, L] is what -log p weighs at masked positions. `rates` [V] is there where tokens of
+    different types vanish at different rates (`AnchoredMasking`).
+    """
 
     x_0: Tensor
     x_t: Tensor
     t: Tensor
     masked: Tensor
     weight: Tensor
+    rates: Tensor | None = None
 
 
 class LossTerms(NamedTuple):

@@ -43,9 +43,17 @@ class TableModel(LanguageModel):
         super().__init__()
         self.vocabulary, self.table, self.calls = vocabulary, table, 0
 
-    def features(self, tokens: Tensor, t: Tensor | None = None) -> Features:
+    def features(
+        self,
+        tokens: Tensor,
+        t: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> Features:
         self.calls += 1
-        return Features(self.table(tokens))
+        final = self.table(tokens)
+        return Features(final if wanted is None else final[wanted])
 
     def logits(self, final: Tensor) -> Tensor:
         return final.index_fill(-1, torch.tensor([self.vocabulary.mask_id]), -torch.inf)

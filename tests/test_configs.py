@@ -3,10 +3,12 @@ import pytest
 from adlm.configs import from_json, to_json
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.errors import ConfigError, UnknownName
+from adlm.models.hand_over import Continued
 from adlm.models.language_model import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
-from adlm.models.two_stage import Continued, TwoStageConfig
-from adlm.objectives.objective import Anelbo, Objective
+from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import Anelbo
+from adlm.objectives.objective import Objective
 from adlm.train.optimizer import AdamW
 from adlm.train.trainer import TrainConfig
 

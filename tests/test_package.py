@@ -18,6 +18,7 @@ PACKAGE = ROOT / "adlm"
 LAYERS = [
     ["cli", "__main__", "__init__"],
     ["recipes"],
+    ["convert"],
     ["text_model"],
     ["train", "evaluate"],
     ["objectives", "samplers"],

@@ -9,11 +9,13 @@ import adlm
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError
+from adlm.evaluate.bound import enumerated_nats
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel
+from adlm.types import Batch
 
 TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
 
@@ -51,13 +53,61 @@ def test_infilling_changes_the_holes_alone(model):
 
 def test_a_score_is_exact_or_carries_its_error(model):
     score = model.score("the cat sat on the mat.", draws=16)
-    assert score.mean > 0
+    nats = score.nats
+    assert nats.mean > 0
     if model.network.causal:
-        assert (score.error, score.draws) == (0, 0)
+        assert (nats.error, nats.draws) == (0, 0)
     else:
-        assert 0 < score.error < score.mean
-        other = model.score("the cat sat on the mat.", draws=16, seed=1)
-        assert abs(other.mean - score.mean) < 6 * (score.error + other.error)
+        assert 0 < nats.error < nats.mean
+        assert nats.draws == 16
+        other = model.score("the cat sat on the mat.", draws=16, seed=1).nats
+        assert abs(other.mean - nats.mean) < 6 * (nats.error + other.error)
+
+
+def test_the_surprise_of_the_tokens_adds_up_to_the_score(model):
+    score = model.score("the cat sat on the mat.")
+    assert sum(score.surprise) == pytest.approx(score.nats.mean, rel=1e-5)
+    assert len(score.tokens) == len(score.surprise)
+    assert "the cat sat on the mat.<|endoftext|>" in "".join(score.tokens)
+
+
+def test_a_part_is_scored_given_the_rest(model):
+    text = "the cat sat on the mat."
+    if model.network.causal:
+        whole, last = model.score(text), model.score(text, span=" mat.")
+        start = "".join(whole.tokens).index(" mat.")
+        assert last.tokens == (" mat", ".")
+        place = next(i for i in range(len(whole.tokens)) if len("".join(whole.tokens[:i])) == start)
+        assert last.surprise == pytest.approx(whole.surprise[place : place + 2], rel=1e-4)
+        with pytest.raises(ConfigError, match="cannot take what follows for given"):
+            model.score(text, span="cat")
+        return
+    part = model.score(text, span="cat sat", draws=64)
+    assert part.tokens == (" cat", " sat")
+    assert part == model.score(text, span=(4, 11), draws=64)
+    # Two tokens: exactly the mean of both orders, each with all the rest in sight.
+    exact = enumerated_nats(model.network, _batch(model, text, [1, 2])).sum().item()
+    assert part.nats.mean == pytest.approx(exact, abs=4 * part.nats.error + 1e-4)
+
+
+def _batch(model, text, chosen):
+    ids, valid = model._row(model.tokenizer.encode(text).tolist())
+    begin = len(model.config.rows.frame(model.tokenizer.roles)[0])
+    fixed = torch.ones(1, len(ids), dtype=torch.bool)
+    fixed[0, [begin + i for i in chosen]] = False
+    number = torch.zeros(1, dtype=torch.long)
+    return Batch(torch.tensor([ids]), torch.tensor([valid]), number, number, fixed)
+
+
+def test_parts_that_are_not_there_are_refused(model):
+    text = "the cat sat on the mat."
+    with pytest.raises(ConfigError, match="occurs 2 times"):
+        model.score(text, span="the")
+    with pytest.raises(ConfigError, match="occurs 0 times"):
+        model.score(text, span="dog")
+    for span in ((3, 3), (-1, 2), (5, 99)):
+        with pytest.raises(ConfigError, match="empty or lies outside"):
+            model.score(text, span=span)
 
 
 def test_a_saved_model_writes_the_same_text(model, tmp_path):

@@ -1,11 +1,18 @@
-"""Which tokens are important: anchor rules mark positions of a batch, vectorised on its device."""
+"""Which tokens are important: anchor rules mark positions of a batch, vectorised on its device.
+
+Here are the interfaces, and the rules that need no more than the row itself. Rules that look at a corpus are in
+`corpus.py`, rules that look at the text of a token in `words.py`.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
+import torch
 from torch import Tensor
 
-from adlm.errors import DataError
+from adlm.errors import ConfigError, DataError
+from adlm.randomness import Noise
 from adlm.types import Batch
 
 
@@ -14,6 +21,61 @@ class AnchorRule(ABC):
     @abstractmethod
     def mark(self, batch: Batch) -> Tensor:
         """[B, L] bool, False at padding."""
+
+
+@dataclass(frozen=True)
+class TypeRule(AnchorRule):
+    """A rule that looks at a token's type alone: a table of V booleans says it all."""
+
+    @abstractmethod
+    def types(self) -> Tensor:
+        """[V] bool on the CPU: which token types are anchors wherever they stand."""
+
+    def types_on(self, device: torch.device) -> Tensor:
+        """The same on a device, made once for each and shared: not to be written to."""
+        return _types_on(self, device)
+
+    def mark(self, batch: Batch) -> Tensor:
+        return look_up(self.types_on(batch.tokens.device), batch, type(self).__name__) & batch.valid
+
+
+# Kept outside the rules: a rule stays a value, to be compared, pickled and written to JSON.
+@lru_cache(maxsize=32)
+def _types_on(rule: TypeRule, device: torch.device) -> Tensor:
+    return rule.types().to(device)
+
+
+def look_up(table: Tensor, batch: Batch, rule: str) -> Tensor:
+    """[B, L]: what `table` [V] says of each token. Padding may hold any id, and is read as type 0."""
+    tokens = batch.tokens.masked_fill(~batch.valid, 0)
+    # Checked here since a GPU answers an id out of range by stopping the process without a word about it.
+    if tokens.numel():
+        low, high = torch.stack(tokens.aminmax()).tolist()
+        if low < 0 or high >= len(table):
+            wrong = (tokens < 0) | (tokens >= len(table))
+            row = int(batch.index[wrong.any(1)][0])
+            raise DataError(
+                f"asked {rule} for the anchors of row {row}",
+                f"token {int(tokens[wrong][0])}, where the rule knows {len(table)} types",
+                "make the rule from the tokenizer, or the anchor table of the data, that the rows come from",
+            )
+    return table[tokens]
+
+
+def counts_in_row(batch: Batch) -> Tensor:
+    """[B, L]: how often each valid token occurs in its own row, in O(L log L) a row and without a [B, V] table."""
+    ordered, place = batch.tokens.masked_fill(~batch.valid, -1).sort(-1)
+    # In a sorted row equal tokens are runs: number the runs, take their sizes, bring these back to the places.
+    begins = torch.ones_like(batch.valid)
+    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    run = begins.cumsum(1) - 1
+    sizes = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run))
+    return torch.empty_like(run).scatter(1, place, sizes.gather(1, run))
+
+
+def check_share(share: float, rule: str) -> None:
+    if not 0 <= share <= 1:
+        raise ConfigError(f"asked for {rule} with a share of {share}", "not in [0, 1]", "give a share, such as 0.2")
 
 
 @dataclass(frozen=True)
@@ -52,3 +114,30 @@ class Given(AnchorRule):
 class EveryToken(AnchorRule):
     def mark(self, batch: Batch) -> Tensor:
         return batch.valid
+
+
+@dataclass(frozen=True)
+class NoToken(AnchorRule):
+    """No anchors: the control that leaves everything else as it is."""
+
+    def mark(self, batch: Batch) -> Tensor:
+        return torch.zeros_like(batch.valid)
+
+
+@dataclass(frozen=True)
+class RandomShare(AnchorRule):
+    """Each position with chance `share`, whatever stands there: the control that keeps the number of anchors.
+
+    The marks are a function of the seed, the row's draw number and the position, never of the batch around it.
+    """
+
+    share: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_share(self.share, "RandomShare")
+
+    def mark(self, batch: Batch) -> Tensor:
+        # A stream of its own: with the corruption's, anchors would be the positions that are masked first.
+        noise = Noise(self.seed).fork("anchors")
+        return (noise.uniform(batch.draw, batch.tokens.shape[1]) < self.share) & batch.valid

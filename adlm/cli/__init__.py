@@ -13,8 +13,10 @@ from adlm import __version__
 from adlm.errors import AdlmError, UnknownName
 
 COMMANDS = {
+    "convert": "official ADLM, MDLM and AR checkpoints into model folders, and back; nothing in them is run",
     "demo": "train AR, MDLM and ADLM on text that comes with the package; score them, write samples",
     "prepare": "tokenise and pack a corpus into memory-mapped shards",
+    "recipes": "list the networks that have a name; show one's shape, parameters and work",
 }
 
 

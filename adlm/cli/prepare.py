@@ -11,9 +11,11 @@ from rich.table import Table
 
 from adlm.cli.progress import bar, console
 from adlm.data.catalog import listing, open_source
+from adlm.data.corpus_table import CorpusTable, make_table
 from adlm.data.documents import DocumentRule, Lines, Paragraphs, Whole, WikiTextArticles
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.prepare import default_cache, prepare
+from adlm.data.shards import Shards
 from adlm.data.source import Source
 from adlm.data.tokenizer import Tokenizer, characters, load_tokenizer, train_bpe, train_words
 from adlm.errors import ConfigError
@@ -48,19 +50,21 @@ class Rows:
         packing: wrap: one stream cut into rows; pad: documents on rows of their own; crop: one row a document.
         separate: with wrap: end every document with the end token.
         frame: with wrap: begin and end every row with the begin and end token (published OpenWebText runs).
+        apart: with wrap: documents that share a row are not to see each other.
     """
 
     length: int = 128
     packing: Literal["wrap", "pad", "crop"] = "wrap"
     separate: bool = True
     frame: bool = False
+    apart: bool = False
 
     def build(self) -> Packing:
         if self.packing == "wrap":
-            return Wrapped(self.length, separated=self.separate, framed=self.frame)
-        if self.frame or not self.separate:
+            return Wrapped(self.length, separated=self.separate, framed=self.frame, apart=self.apart)
+        if self.frame or self.apart or not self.separate:
             raise ConfigError(
-                f"asked for --packing {self.packing} with --frame or --no-separate",
+                f"asked for --packing {self.packing} with --frame, --apart or --no-separate",
                 "these belong to --packing wrap",
                 "leave them out",
             )
@@ -85,6 +89,7 @@ def command(
     workers: int | None = None,
     cache: Path | None = None,
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    anchor_table: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Tokenise and pack a corpus into memory-mapped shards.
 
@@ -106,6 +111,8 @@ def command(
         workers: processes that encode; all cores by default.
         cache: where prepared data goes; $ADLM_CACHE or ~/.cache/adlm by default.
         force: make it again, even if it is there.
+        anchor_table: count tokens and documents too, for anchor rules that look at a corpus. Of all splits only the
+            first, the training text, is counted: name another with --split. Prints the table's path.
     """
     if list:
         _print_catalog()
@@ -148,6 +155,17 @@ def command(
                 f"{found['tokens']:,} tokens  {len(shards):,} rows of {shards.length}"
             )
         print(shards.folder, file=sys.stdout)
+        if anchor_table and (split != "all" or name == text.splits[0]):
+            print(_count(shards), file=sys.stdout)
+
+
+def _count(shards: Shards) -> Path:
+    """The path of the split's anchor table, made with a bar."""
+    with bar("counting", len(shards)) as view:
+        path = make_table(shards, watch=lambda rows: view.update(rows, f"{rows:,} rows"))
+        table = CorpusTable.read(path)
+        view.note = f"{table.tokens:,} tokens  {table.documents:,} documents  {table.vocab_size:,} types"
+    return path
 
 
 def _print_catalog() -> None:

@@ -47,11 +47,14 @@ def permuted(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.in
 
 def read_rows(shards: Shards, rows: NDArray[np.int64], *, first_draw: int = 0) -> Batch:
     """These rows as a batch whose draws are numbered from `first_draw`."""
+    tokens = shards.tokens(rows)
+    documents = shards.documents(tokens)
     return Batch(
-        tokens=torch.from_numpy(shards.tokens(rows)),
+        tokens=torch.from_numpy(tokens),
         valid=torch.from_numpy(shards.valid(rows)),
         index=torch.from_numpy(rows),
         draw=torch.arange(first_draw, first_draw + len(rows)),
+        documents=None if documents is None else torch.from_numpy(documents),
     )
 
 

@@ -69,6 +69,11 @@ class Packing(ABC):
         """Whether a model has to predict the padding too."""
         return False
 
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether the documents of a row are not to see each other."""
+        return False
+
 
 @dataclass(frozen=True)
 class Wrapped(Packing):
@@ -78,10 +83,23 @@ class Wrapped(Packing):
         separated: end every document with the end token (text8 is one document and has none).
         framed: begin every row with the begin token and end it with the end token, as the published
             OpenWebText runs do; `length` counts both.
+        apart: documents that share a row do not see each other. Published runs let them.
     """
 
     separated: bool = True
     framed: bool = False
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.apart and not self.separated:
+            raise ConfigError(
+                "asked for documents kept apart", "nothing separates them (separated=False)", "separate them"
+            )
+
+    @property
+    def keeps_apart(self) -> bool:
+        return self.apart
 
     def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> Packed:
         end = np.array([roles.eos_id])

@@ -162,6 +162,7 @@ def _write(
         "length": packing.length,
         "padded": packing.pads,
         "padding_counts": packing.padding_counts,
+        "apart": packing.keeps_apart,
         "vocab_size": tokenizer.vocab_size,
         "shards": state.shards,
         "files": [{"name": f.name, "bytes": f.stat().st_size, "sha256": checksum(f)} for f in files],

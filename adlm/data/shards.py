@@ -4,6 +4,7 @@
     FOLDER/shard-00000.npy          [rows, length] uint16 or uint32
     FOLDER/shard-00000.lengths.npy  [rows], where rows are padded
     FOLDER/tokenizer/
+    FOLDER/anchors.safetensors      token and document counts, where they were asked for (corpus_table.py)
 
 Any tool that reads npy can open them, and nothing in them can run.
 """
@@ -25,7 +26,7 @@ from adlm.errors import DamagedData, DataError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-_KEYS = {"key", "rows", "length", "padded", "padding_counts", "shards", "files"}
+_KEYS = {"key", "rows", "length", "padded", "padding_counts", "apart", "shards", "files"}
 _NAME = re.compile(r"shard-\d{5,}(\.lengths)?\.npy")
 
 
@@ -37,11 +38,11 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` in one step: a reader sees the old text or the new, never half of one."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace `path` in one step: a reader sees the old content or the new, never half of one."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -136,6 +137,18 @@ class Shards:
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """[N] tokens of text in each row, padding left out: what a perplexity is divided by."""
         return np.full(len(rows), self.length) if self._lengths is None else self._lengths[rows]
+
+    def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """[N, length]: the number in its row of the document each token belongs to, where they are kept apart.
+
+        A document ends with its end token. One at the very beginning of a row separates nothing: in framed rows it
+        may be the begin token too.
+        """
+        if not self.manifest["apart"]:
+            return None
+        ends = tokens == self.tokenizer.roles.eos_id
+        ends[:, 0] = False
+        return ends.cumsum(-1) - ends
 
     def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[N, length]: False at padding, unless padding is to be predicted."""

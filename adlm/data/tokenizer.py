@@ -93,6 +93,10 @@ class Tokenizer:
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """For each id of `encode(text)` the numbers of its first character and the one after its last."""
+        return self.backend.encode(text, add_special_tokens=False).offsets
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special tokens leave no trace."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)

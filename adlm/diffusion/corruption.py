@@ -1,35 +1,44 @@
-"""The forward process: which tokens are masked, and what each row's masked positions weigh in the bound.
+"""The forward process: which tokens are masked, and what each masked position weighs in the bound.
 
-A row's noise is a function of its draw number, so it does not depend on the batch around it. Times are spread
-evenly over any run of consecutive draws (a Kronecker sequence with the golden ratio), which does for one
-rank or many what stratifying inside a batch does for one.
+A row's noise is a function of its draw number, so it does not depend on the batch around it. Only positions
+that are scored are ever masked: padding and given tokens stay.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from adlm.anchors.rules import AnchorRule, RareInSequence, TypeRule
 from adlm.diffusion.schedule import LogLinear, Schedule
+from adlm.diffusion.times import Spread, Times
+from adlm.errors import ConfigError
 from adlm.randomness import Noise
 from adlm.types import Batch, Corrupted
-
-_GOLDEN = 0.6180339887498949
-
-
-def spread(draw: Tensor, noise: Noise) -> Tensor:
-    """Numbers in [0, 1), one a draw, evenly spread over consecutive draws and uniform over seeds: [B] float64."""
-    offset = noise.fork("offset").uniform(torch.zeros(1, dtype=torch.long), 1).item()
-    return (draw.double() * _GOLDEN + offset) % 1.0
 
 
 @dataclass(frozen=True)
 class Corruption(ABC):
-    """x_0 -> x_t. Only positions that are scored are ever masked."""
+    """x_0 -> x_t."""
+
+    times: Times = field(default_factory=Spread, kw_only=True)
+
+    def __call__(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        return self.at(self.times.levels(batch.draw, noise.fork("time")), batch, mask_id, noise)
 
     @abstractmethod
-    def __call__(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted: ...
+    def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        """With noise levels [B] in [0, 1), from nearly nothing masked to nearly all."""
+
+    @property
+    def bounds(self) -> bool:
+        """Whether the weighted loss under this corruption is a bound of the likelihood, in expectation."""
+        return True
+
+    def _masked(self, chance: Tensor, batch: Batch, noise: Noise) -> Tensor:
+        return (noise.fork("mask").uniform(batch.draw, batch.tokens.shape[1]) < chance) & batch.scored
 
 
 @dataclass(frozen=True)
@@ -38,38 +47,102 @@ class UniformMasking(Corruption):
 
     Args:
         first: the smallest t drawn.
+        steps: times are multiples of 1/steps, and the bound is that of so many reverse steps; 0: continuous.
+        importance: draw t in proportion to its weight, log(1 - alpha) uniform, so that every row weighs the same.
     """
 
     schedule: Schedule = field(default_factory=LogLinear)
     first: float = 1e-3
+    steps: int = 0
+    importance: bool = False
 
-    def __call__(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        t = self.first + (1 - self.first) * spread(batch.draw, noise.fork("time"))
-        u = noise.fork("mask").uniform(batch.draw, batch.tokens.shape[1])
-        masked = (u < 1 - self.schedule.alpha(t)[:, None]) & batch.scored
-        return Corrupted(
-            batch.tokens, batch.tokens.masked_fill(masked, mask_id), t.float(), masked, self.schedule.weight(t).float()
-        )
+    def __post_init__(self) -> None:
+        if self.importance and (self.steps or not self.first > 0):
+            raise ConfigError(
+                f"asked for importance sampled times with first={self.first}, steps={self.steps}",
+                "the weight has no finite mean down to t = 0, and steps are drawn evenly",
+                "set first above 0 and steps=0",
+            )
+
+    def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        t, weight = self._weighted_times(level)
+        chance = 1 - self.schedule.alpha(t)
+        masked = self._masked(chance[:, None], batch, noise)
+        x_t = batch.tokens.masked_fill(masked, mask_id)
+        return Corrupted(batch.tokens, x_t, t.float(), masked, weight.float()[:, None])
+
+    def _weighted_times(self, level: Tensor) -> tuple[Tensor, Tensor]:
+        alpha = self.schedule.alpha
+        if self.steps:
+            t = (torch.floor(level * self.steps) + 1) / self.steps
+            alpha_t, alpha_s = alpha(t), alpha(t - 1 / self.steps)
+            return t, self.steps * (alpha_s - alpha_t) / (1 - alpha_t)
+        if self.importance:
+            low, high = (math.log(1 - alpha(level.new_tensor(t)).item()) for t in (self.first, 1.0))
+            t = self.schedule.inverse(1 - torch.exp(low + (high - low) * level))
+            # weight(t) over the density of t, on the same average over [first, 1] as evenly drawn times.
+            return t, torch.full_like(t, (high - low) / (1 - self.first))
+        t = self.first + (1 - self.first) * level
+        return t, self.schedule.weight(t)
 
 
 @dataclass(frozen=True)
 class CountMasking(Corruption):
     """Draw k uniformly from 1..n of a row's n scored tokens and mask a random k of them, weight n / k.
 
-    The same bound as uniform masking with the log-linear schedule (any-order chain rule), with less variance:
-    the number of masked tokens does not fluctuate around its mean.
+    The same bound as uniform masking with alpha = 1 - t (any-order chain rule), with less variance: the number of
+    masked tokens does not fluctuate around its mean. Given k, the time of that process weighted by 1/t is the
+    k-th smallest of n uniform numbers, so time-conditioned models are told exactly the right one.
     """
 
-    def __call__(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        return self.at(spread(batch.draw, noise.fork("time")), batch, mask_id, noise)
-
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        """With k = floor(level * n) + 1 for levels [B] in [0, 1)."""
+        """With k = floor(level * n) + 1."""
         scored = batch.scored
         n = scored.sum(-1)
         k = (level.to(n.device) * n).long().clamp_max(n - 1) + 1
         u = noise.fork("mask").uniform(batch.draw, batch.tokens.shape[1]).masked_fill(~scored, 2.0)
-        masked = (u.argsort(-1).argsort(-1) < k[:, None]) & scored
-        t = (k / n.clamp_min(1)).float()
-        weight = (n / k.clamp_min(1)).float()
+        order = u.argsort(-1)
+        masked = (order.argsort(-1) < k[:, None]) & scored
+        t = u.gather(-1, order.gather(-1, (k - 1).clamp_min(0)[:, None]))[:, 0].clamp_max(1).float()
+        weight = (n / k.clamp_min(1)).float()[:, None]
         return Corrupted(batch.tokens, batch.tokens.masked_fill(masked, mask_id), t, masked, weight)
+
+
+@dataclass(frozen=True)
+class AnchoredMasking(Corruption):
+    """Anchors vanish later: a token is masked with chance t^power where it is an anchor, t elsewhere.
+
+    Where the rule goes by the token's type alone (`TypeRule`), the state-dependent bound of MD4 holds (arXiv
+    2406.04329, section 6): with rates p_v / t for type v and predictions mu, a masked position costs
+    (p_x0 * -log mu_x0 + sum_v p_v mu_v - p_x0) / t. Objectives take the p_v from `Corrupted.rates`.
+    Where the rule looks at the whole row, what is masked tells of what is hidden: a training curriculum, no bound.
+
+    Args:
+        power: of anchors; 1 is uniform masking.
+        first: the smallest t drawn.
+    """
+
+    rule: AnchorRule = field(default_factory=RareInSequence)
+    power: float = 2.0
+    first: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not self.power > 0:
+            raise ConfigError(f"asked for anchors with power {self.power}", "not above 0", "use 2, or 1 for no effect")
+
+    @property
+    def bounds(self) -> bool:
+        return isinstance(self.rule, TypeRule)
+
+    def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        t = self.first + (1 - self.first) * level.to(batch.tokens.device)
+        power = torch.where(self.rule.mark(batch), self.power, 1.0)
+        masked = self._masked(t[:, None] ** power, batch, noise)
+        weight, rates = (1 / t).float()[:, None], None
+        if isinstance(self.rule, TypeRule):
+            rates = torch.where(self.rule.types_on(t.device), self.power, 1.0)
+        else:
+            weight = weight * power
+        return Corrupted(
+            batch.tokens, batch.tokens.masked_fill(masked, mask_id), t.float(), masked, weight.float(), rates
+        )

@@ -1,25 +1,33 @@
-"""A model as a folder: `model.safetensors`, `config.json`, the tokenizer's files. Data only; nothing in it can run."""
+"""A model as a folder: `model.safetensors`, `config.json`, the tokenizer's files and a card. Nothing in it can run.
+
+A folder counts as a model while it has weights. Saving over one takes the old weights away before anything else
+changes and puts the new ones in last, so whenever it is interrupted, config and weights of two models never meet.
+"""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from tempfile import TemporaryDirectory
 
 from adlm.configs import from_json, to_json
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer, load_tokenizer
-from adlm.errors import ModelError
+from adlm.errors import AdlmError, ModelError
+from adlm.models.card import CARD, Facts, card_text, may_replace
 from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.two_stage import TwoStageConfig
+from adlm.models.weights import read_weights, write_weights
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+TOKENIZER = ("tokenizer.json", "tokenizer_roles.json")
+# Everything that loading reads, and so everything that is fetched from the Hub.
+FILES = (CONFIG, *TOKENIZER, WEIGHTS)
 FORMAT = 1
 # What a config can name. A class is known once its module is imported, so they are imported here.
 NETWORKS: tuple[type[NetworkConfig], ...] = (OneStageConfig, TwoStageConfig)
+_UNFINISHED = ".saving-"
 
 
 @dataclass(frozen=True)
@@ -34,44 +42,118 @@ class ModelConfig:
         return self.network.build(self.vocabulary)
 
 
-def save_model(folder: Path, model: LanguageModel, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Write a model folder; the weights last, since a folder with weights counts as whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder)
-    (folder / CONFIG).write_text(json.dumps({"format": FORMAT, **to_json(config)}, indent=2) + "\n")
-    # Tied parameters are written once, under their first name.
-    weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
-    temporary = folder / (WEIGHTS + ".tmp")
-    save_file(weights, temporary)
-    temporary.replace(folder / WEIGHTS)
+def save_model(
+    folder: Path, model: LanguageModel, config: ModelConfig, tokenizer: Tokenizer, *, facts: Facts | None = None
+) -> None:
+    """Write a model folder, or replace the model in one. Other files in it stay, and so does a card that was edited.
+
+    Args:
+        facts: what the card says beyond what the network shows.
+    """
+    asked = f"asked to save a model to {folder}"
+    _check_network(model, config, asked)
+    _check_tokenizer(tokenizer, config, asked)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ModelError(asked, "a file is in the way", "name another folder") from error
+    for unfinished in folder.glob(_UNFINISHED + "*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    with TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as name:
+        new = Path(name)
+        tokenizer.save(new)
+        (new / CONFIG).write_text(json.dumps({"format": FORMAT, **to_json(config)}, indent=2) + "\n")
+        if may_replace(folder / CARD):
+            text = card_text(model, config.network, config.vocabulary, config.rows, facts)
+            (new / CARD).write_text(text, encoding="utf-8")
+        write_weights(new / WEIGHTS, model, asked)
+        # safetensors lets nobody else read what it writes; whoever may read the config may read the weights.
+        (new / WEIGHTS).chmod((new / CONFIG).stat().st_mode)
+        # All is written. From the next line to the last one the folder is no model; only names change in between.
+        (folder / WEIGHTS).unlink(missing_ok=True)
+        for file in sorted(new.iterdir()):
+            if file.name != WEIGHTS:
+                file.replace(folder / file.name)
+        (new / WEIGHTS).replace(folder / WEIGHTS)
 
 
-def load_model(folder: Path) -> tuple[LanguageModel, ModelConfig, Tokenizer]:
-    """Read a model folder, strictly: every key and every shape."""
-    asked = f"asked to load a model from {folder}"
-    for name in (CONFIG, WEIGHTS):
+def load_model(folder: Path, *, asked: str = "") -> tuple[LanguageModel, ModelConfig, Tokenizer]:
+    """Read a model folder, strictly: every file, every key, every shape. Weights of 16 or 64 bits become float32.
+
+    Args:
+        asked: what to say was asked for, in errors, where the folder is not what the user named.
+    """
+    asked = asked or f"asked to load a model from {folder}"
+    config = read_config(folder, asked)
+    for name in FILES:
         if not (folder / name).is_file():
-            raise ModelError(asked, f"no {name}", "name a folder that `adlm demo` or `adlm train` wrote")
+            raise ModelError(asked, *_why_absent(folder, name))
+    try:
+        tokenizer = load_tokenizer(folder)
+    except AdlmError as error:
+        raise ModelError(asked, f"{TOKENIZER[0]} cannot be used: {error.found}", error.fix) from error
+    _check_tokenizer(tokenizer, config, asked)
+    model = read_weights(folder / WEIGHTS, config.build, asked)
+    return model.eval(), config, tokenizer
+
+
+def read_config(folder: Path, asked: str) -> ModelConfig:
+    """The config of a model folder, or an error that says whose it is instead."""
+    if not (folder / CONFIG).is_file():
+        raise ModelError(asked, *_why_absent(folder, CONFIG))
     try:
         data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(asked, f"{CONFIG} is not JSON: {error}", "the file is damaged: get it again") from error
-    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise ModelError(asked, f"{CONFIG} is not one of this package's, format {FORMAT}", "convert the model first")
-    config = from_json(ModelConfig, data)
-    model = config.build()
+    number = data.pop("format", None) if isinstance(data, dict) else None
+    if not isinstance(number, int):
+        kind = data.get("model_type") if isinstance(data, dict) else None
+        theirs = f"a config of the library transformers, model type {kind!r}" if kind else "not one of this package's"
+        fix = "name a model of this package; official checkpoints become one by `adlm convert`"
+        raise ModelError(asked, f"{CONFIG} is {theirs}", fix)
+    if number != FORMAT:
+        fix = "install a newer version of adlm" if number > FORMAT else "save the model again, or get it again"
+        raise ModelError(asked, f"{CONFIG} is of format {number}; this version reads format {FORMAT}", fix)
     try:
-        weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(asked, f"{WEIGHTS} cannot be read: {error}", "the file is damaged: get it again") from error
-    parameters = dict(model.named_parameters())
-    missing, extra = sorted(parameters.keys() - weights.keys()), sorted(weights.keys() - parameters.keys())
-    if missing or extra:
-        raise ModelError(asked, f"keys missing: {missing[:5]}, not known: {extra[:5]}", "config and weights differ")
-    for name, parameter in parameters.items():
-        if weights[name].shape != parameter.shape:
-            found = f"{name} has shape {list(weights[name].shape)} instead of {list(parameter.shape)}"
-            raise ModelError(asked, found, "config and weights belong to different models")
-        with torch.no_grad():
-            parameter.copy_(weights[name])
-    return model.eval(), config, load_tokenizer(folder)
+        return from_json(ModelConfig, data, where=CONFIG)
+    except AdlmError as error:
+        raise ModelError(asked, f"{error.asked.removeprefix('asked ')}: {error.found}", error.fix) from error
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise ModelError(asked, f"{CONFIG} makes no sense: {error}", "the file is damaged: get it again") from error
+
+
+def _why_absent(folder: Path, name: str) -> tuple[str, str]:
+    if not folder.is_dir():
+        return ("a file, not a folder" if folder.exists() else "no such folder"), "name the folder of a model"
+    if any(folder.glob(_UNFINISHED + "*")):
+        return f"no {name}, but traces of a save that was interrupted", "save the model again"
+    return f"no {name}", "name a folder that `adlm demo` or `TextModel.save` wrote"
+
+
+def _check_network(model: LanguageModel, config: ModelConfig, asked: str) -> None:
+    """What is written comes back only under its own names and with its own config."""
+    for name, _ in model.named_parameters():
+        if name.startswith(("module.", "_orig_mod.")):
+            raise ModelError(asked, f"a network in a wrapper: its first weight is {name}", "save the one inside")
+        break
+    if model.vocabulary != config.vocabulary or getattr(model, "config", config.network) != config.network:
+        raise ModelError(asked, "a network that was built from another config", "give the one it was built from")
+
+
+def _check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, asked: str) -> None:
+    """Ids mean the same to both: as many, the mask the same, none that the network has no row for."""
+    roles, vocabulary = tokenizer.roles, config.vocabulary
+    fix = "tokenizer and config belong to different models: put the right one in"
+    if (roles.vocab_size, roles.mask_id) != (vocabulary.size, vocabulary.mask_id):
+        ours = f"a vocabulary of {vocabulary.size} with mask {vocabulary.mask_id} in the config"
+        found = f"{ours}, one of {roles.vocab_size} with mask {roles.mask_id} in {TOKENIZER[1]}"
+        raise ModelError(asked, found, fix)
+    for role in ("eos_id", "bos_id", "pad_id"):
+        index = getattr(roles, role)
+        if not isinstance(index, int) or not 0 <= index < vocabulary.size:
+            raise ModelError(asked, f"{role} {index!r} for a vocabulary of {vocabulary.size} in {TOKENIZER[1]}", fix)
+    known = max(tokenizer.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    # A tokenizer without a mask gets one appended by its roles.
+    if known not in (vocabulary.size, vocabulary.size - 1):
+        found = f"{known} tokens in {TOKENIZER[0]}, a vocabulary of {vocabulary.size} in the config"
+        raise ModelError(asked, found, fix)

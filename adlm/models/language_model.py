@@ -6,13 +6,18 @@ by itself and starts from the mask token, which no text contains.
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.errors import ConfigError
+from adlm.models.derived import frozen
+from adlm.models.layers import places_in, starts_of
+from adlm.models.stack import Stack
 from adlm.types import Features
 
 
@@ -45,15 +50,21 @@ class Embedding(nn.Module):
 
     Rotary positions tell distances only. Where rows begin with their document, a fully masked row looks the same
     everywhere to a masked model, and places are what it can know; in packed rows they mean nothing.
+
+    Starts as published, uniform in +-1/sqrt(D); as the head too (`tied`), smaller, so that first guesses are nearly
+    uniform over the vocabulary.
     """
 
-    def __init__(self, vocabulary: Vocabulary, width: int, positions: int = 0) -> None:
+    def __init__(self, vocabulary: Vocabulary, width: int, positions: int = 0, *, tied: bool = False) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary.size, width)
-        nn.init.normal_(self.tokens.weight, std=0.02)
+        if tied:
+            nn.init.normal_(self.tokens.weight, std=0.02)
+        else:
+            nn.init.uniform_(self.tokens.weight, -(width**-0.5), width**-0.5)
         self.positions = nn.Parameter(0.02 * torch.randn(positions, width)) if positions else None
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         x: Tensor = self.tokens(tokens)
         if self.positions is None:
             return x
@@ -63,7 +74,7 @@ class Embedding(nn.Module):
                 f"the model has learned {len(self.positions)} places",
                 "use shorter rows, or a model with positions=0",
             )
-        return x + self.positions[: tokens.shape[1]]
+        return x + (self.positions[: tokens.shape[1]] if segments is None else self.positions[places_in(segments)])
 
 
 class Head(nn.Module):
@@ -80,7 +91,12 @@ class Head(nn.Module):
         return F.linear(h, self.weight, self.bias)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.raw(h).float().index_fill(-1, torch.tensor([self.mask_id], device=h.device), -math.inf)
+        return widened(self.raw(h)).index_fill(-1, torch.tensor([self.mask_id], device=h.device), -math.inf)
+
+
+def widened(x: Tensor) -> Tensor:
+    """At least float32: short types are for matrix products, not for probabilities."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def sigma_at(t: Tensor | None, eps: float = 1e-3) -> Tensor | None:
@@ -93,15 +109,60 @@ class LanguageModel(nn.Module, ABC):
 
     vocabulary: Vocabulary
     causal: bool = False
+    # Models whose logits are one linear map show it here, so that losses can be taken without storing logits.
+    head: Head | None
+    anchor_head: Head | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = self.anchor_head = None
 
     @abstractmethod
-    def features(self, tokens: Tensor, t: Tensor | None = None) -> Features:
-        """Hidden states at every position; x_t in, t [B] for time-conditioned models."""
+    def features(
+        self,
+        tokens: Tensor,
+        t: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> Features:
+        """Hidden states at every position.
+
+        Args:
+            tokens: x_t [B, L].
+            t: [B], for time-conditioned models.
+            segments: [B, L] numbers; positions see each other where they are equal (`Batch.segments`): padding and
+                other documents do not touch a text.
+            wanted: [B, L] bool; with it `final` is [N, D], at these positions alone, and cheaper.
+        """
 
     @abstractmethod
     def logits(self, final: Tensor) -> Tensor:
-        """[N, D] -> [N, V] float32, the mask at -inf."""
+        """[N, D] -> [N, V] in float32 at least, the mask at -inf."""
 
     def anchor_logits(self, anchor: Tensor) -> Tensor:
         """[N, D] -> [N, V] of the anchor stage, the mask's own logit among them, as the official loss reads them."""
         raise ConfigError(f"asked {type(self).__name__} for anchor logits", "it has one stage", "use a two-stage model")
+
+    def frozen(self) -> AbstractContextManager[None]:
+        """`with model.frozen():` weights do not change inside, so what can be computed from them once, is."""
+        return frozen(self)
+
+    def checkpoint_activations(self, on: bool = True) -> None:
+        """Store one activation a block in training and compute the rest again: less memory, a third more work."""
+        for module in self.modules():
+            if isinstance(module, Stack):
+                module.checkpointing = on
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """torch.compile each block: they share one shape, so that is one compilation for a stack of any depth."""
+        for module in self.modules():
+            if isinstance(module, Stack):
+                for block in module.blocks:
+                    block.compile(*args, **kwargs)
+
+
+def shifted(tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:
+    """[start, x_0, ..., x_{L-2}]: what a left-to-right model may see at each position; every segment starts anew."""
+    before = F.pad(tokens[:, :-1], (1, 0), value=start).to(torch.long)
+    return before if segments is None else before.masked_fill(starts_of(segments), start)

@@ -5,14 +5,42 @@ Shapes: B batch, L length, D width, H heads, C conditioning width. Block and nor
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adlm.models.derived import Deriving
+
+
+class Layout(NamedTuple):
+    """Where positions stand and whom they see: the same for all blocks of a pass.
+
+    cos, sin: [L, 1, 1, D/H/2], or [B, L, 1, 1, D/H/2] where rows differ.
+    segments: [B, L]; positions of one row see each other where these are equal; None: all do.
+    hidden: [L, L] or [B, 1, L, L] bool, True where a position (row) must not see another (column); None: nowhere.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    segments: Tensor | None
+    hidden: Tensor | None
+
+
+def starts_of(segments: Tensor) -> Tensor:
+    """[B, L] bool: the first position of each segment."""
+    return F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=True)
+
+
+def places_in(segments: Tensor) -> Tensor:
+    """[B, L]: each position's number within its segment, so that padding on the left changes nothing."""
+    index = torch.arange(segments.shape[1], device=segments.device)
+    return index - (index * starts_of(segments)).cummax(-1).values
+
 
 class Rotary(nn.Module):
-    """Rotary position embedding (arXiv 2104.09864): cos and sin [L, D/H/2] of angles l * 10000^(-2i H/D)."""
+    """Rotary position embedding (arXiv 2104.09864): cos and sin [..., D/H/2] of angles l * 10000^(-2i H/D)."""
 
     inverse_frequency: Tensor
 
@@ -21,28 +49,36 @@ class Rotary(nn.Module):
         exponent = torch.arange(0, head_width, 2).float() / head_width
         self.register_buffer("inverse_frequency", 10_000.0**-exponent, persistent=False)
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = positions.float()[:, None] * self.inverse_frequency
+    def forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        angles = places.float()[..., None] * self.inverse_frequency
         return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i + half}) of x [B, H, L, D/H] by their angles."""
+    """Turn the pairs (x_i, x_{i + half}) of x [..., D/H] by their angles."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H]."""
-    if q.device.type == "cpu" and q.shape[-2] <= 256:
-        # For short rows on a CPU the fused kernel's backward is slower than three plain operations.
-        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
-        if causal:
-            length = q.shape[-2]
-            scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
-        return scores.softmax(-1) @ v
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, hidden: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H], without what is hidden.
+
+    `causal` says that `hidden` is the plain triangle, which the kernels know by themselves.
+    """
+    mask = None if causal or hidden is None else ~hidden
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form of GELU.
+
+    It is also x sigmoid(2u). Where no gradient is wanted, a CPU computes that in place in half the time.
+    """
+    if torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
+    twice = 2 * math.sqrt(2 / math.pi)
+    return x.square().mul_(0.044715 * twice).add_(twice).mul_(x).sigmoid_().mul_(x)
 
 
 class Norm(nn.Module):
@@ -67,21 +103,40 @@ class ShortConvolution(nn.Module):
         self.before = size - 1 if causal else size // 2
         self.weight = nn.Parameter(torch.zeros(size, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
         size, length = len(self.weight), x.shape[1]
-        padded = F.pad(x, (0, 0, self.before, size - 1 - self.before))
+        sides = (self.before, size - 1 - self.before)
+        padded = F.pad(x, (0, 0, *sides))
         # Shifted products beat conv1d with groups on a CPU, and need no transpose.
         weight = self.weight.to(x.dtype)
         out = x
         for k in range(size):
-            out = out + padded[:, k : k + length] * weight[k]
+            neighbour = padded[:, k : k + length]
+            if segments is not None and k != self.before:
+                same = F.pad(segments, sides, value=-2)[:, k : k + length] == segments
+                neighbour = neighbour * same[..., None]
+            out = out + neighbour * weight[k]
         return out
 
 
-class Block(nn.Module):
+class _Folded(NamedTuple):
+    """A block's weights with a modulation that is the same everywhere multiplied into them."""
+
+    gain_1: Tensor
+    shift_1: Tensor | None
+    out: Tensor
+    gain_2: Tensor
+    shift_2: Tensor | None
+    down: Tensor
+    down_bias: Tensor
+
+
+class Block(Deriving):
     """Pre-norm attention and MLP, each scaled and gated by the conditioning where there is one.
 
     h = x + gate_1 * attention(modulate_1(norm_1(x)));  out = h + gate_2 * mlp(modulate_2(norm_2(h)))
+
+    A conditioning that does not follow the time is a constant: it is multiplied into gains and weights, exactly.
     """
 
     def __init__(
@@ -94,10 +149,12 @@ class Block(nn.Module):
         causal: bool,
         convolution: int,
         condition: int,
+        timed: bool,
         query_key_norm: bool,
     ) -> None:
         super().__init__()
         self.heads, self.dropout, self.causal, self.query_key_norm = heads, dropout, causal, query_key_norm
+        self.timed = timed
         self.norm_1, self.norm_2 = Norm(width), Norm(width)
         self.convolution = ShortConvolution(width, convolution, causal=causal) if convolution else None
         self.qkv = nn.Linear(width, 3 * width, bias=False)
@@ -114,32 +171,74 @@ class Block(nn.Module):
             nn.init.zeros_(self.down.weight)
             nn.init.zeros_(self.down.bias)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, condition: Tensor | None) -> Tensor:
-        h_1 = self.norm_1(x)
-        modulation = None
-        if self.modulation is not None:
-            modulation = self.modulation(condition)[:, None].chunk(6, dim=-1)  # each [B or 1, 1, D]
-            h_1 = h_1 * (1 + modulation[1]) + modulation[0]
-        attended = self._drop(self._attention(h_1, cos, sin))
-        x = x + (attended if modulation is None else modulation[2] * attended)
-        h_2 = self.norm_2(x)
-        if modulation is not None:
-            h_2 = h_2 * (1 + modulation[4]) + modulation[3]
-        mixed = self._drop(self.down(F.gelu(self.up(h_2), approximate="tanh")))
-        return x + (mixed if modulation is None else modulation[5] * mixed)
+    def forward(self, x: Tensor, layout: Layout, condition: Tensor | None, wanted: Tensor | None = None) -> Tensor:
+        """x [B, L, D] -> [B, L, D], or [N, D] at the wanted positions.
+
+        Args:
+            condition: [B, C] for timed blocks, [1, C] or None for others.
+            wanted: [B, L] bool. Attention is the last that looks at other positions, so after it all others are left.
+        """
+        if self.timed:
+            return self._modulated(x, layout, condition, wanted)
+        w = self.derived("folded", lambda: self._folded(condition))
+        mixed = self._attention(F.layer_norm(x, x.shape[-1:], w.gain_1, w.shift_1), layout)
+        if wanted is not None:
+            x, mixed = x[wanted], mixed[wanted]
+        x = x + self._drop(F.linear(mixed, w.out))
+        h = F.layer_norm(x, x.shape[-1:], w.gain_2, w.shift_2)
+        return x + self._drop(F.linear(self._expanded(h), w.down, w.down_bias))
+
+    def _modulated(self, x: Tensor, layout: Layout, condition: Tensor | None, wanted: Tensor | None) -> Tensor:
+        assert self.modulation is not None
+        modulation = self.modulation(condition)[:, None]
+        shift_1, scale_1 = modulation.chunk(6, dim=-1)[:2]
+        mixed = self._attention(self.norm_1(x) * (1 + scale_1) + shift_1, layout)
+        if wanted is not None:
+            x, mixed, modulation = x[wanted], mixed[wanted], modulation.expand(-1, x.shape[1], -1)[wanted]
+        gate_1, shift_2, scale_2, gate_2 = modulation.chunk(6, dim=-1)[2:]
+        x = x + gate_1 * self._drop(self.out(mixed))
+        h = self.norm_2(x) * (1 + scale_2) + shift_2
+        return x + gate_2 * self._drop(self.down(self._expanded(h)))
+
+    def _folded(self, condition: Tensor | None) -> _Folded:
+        gain_1, gain_2 = self.norm_1.weight, self.norm_2.weight
+        out, down, down_bias = self.out.weight, self.down.weight, self.down.bias
+        if self.modulation is None:
+            return _Folded(gain_1, None, out, gain_2, None, down, down_bias)
+        modulation = self.modulation(condition)[0].to(gain_1.dtype)  # autocast may have shortened it
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = modulation.chunk(6)
+        return _Folded(
+            gain_1 * (1 + scale_1),
+            shift_1,
+            gate_1[:, None] * out,
+            gain_2 * (1 + scale_2),
+            shift_2,
+            gate_2[:, None] * down,
+            gate_2 * down_bias,
+        )
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
-    def _attention(self, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _expanded(self, h: Tensor) -> Tensor:
+        return gelu(self.up(h))
+
+    def _attention(self, h: Tensor, layout: Layout) -> Tensor:
+        """What the heads gather, side by side [B, L, D], before the output map."""
         if self.convolution is not None:
-            h = self.convolution(h)
+            h = self.convolution(h, layout.segments)
         batch, length, width = h.shape
-        q, k, v = self.qkv(h).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(h).view(batch, length, 3, self.heads, width // self.heads)
+        qk, v = qkv[:, :, :2], qkv[:, :, 2]
         if self.query_key_norm:
-            q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
-        mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, causal=self.causal)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+            qk = F.rms_norm(qk, qk.shape[-1:])
+        q, k = rotate(qk, layout.cos, layout.sin).unbind(2)
+        if torch.is_grad_enabled():
+            v = v.contiguous()  # as a view it would keep q and k before the turn in memory until the backward pass
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        triangle = self.causal and layout.segments is None
+        mixed = attend(q, k, v, causal=triangle, hidden=layout.hidden)
+        return mixed.transpose(1, 2).reshape(batch, length, width)
 
 
 class TimeEmbedding(nn.Module):
@@ -152,5 +251,5 @@ class TimeEmbedding(nn.Module):
     def forward(self, sigma: Tensor) -> Tensor:
         frequencies = torch.exp(-math.log(10_000) * torch.arange(128, device=sigma.device) / 128)
         angles = sigma.float()[:, None] * frequencies
-        waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.first.weight.dtype)
         return F.silu(self.second(F.silu(self.first(waves))))

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary, sigma_at
+from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary, shifted, sigma_at
 from adlm.models.stack import StackConfig
 from adlm.types import Features
 
@@ -31,22 +29,26 @@ class OneStageConfig(NetworkConfig):
 
 
 class OneStage(LanguageModel):
+    head: Head
+
     def __init__(self, config: OneStageConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config, self.vocabulary, self.causal = config, vocabulary, config.stack.causal
-        self.embedding = Embedding(vocabulary, config.stack.width, config.positions)
+        self.embedding = Embedding(vocabulary, config.stack.width, config.positions, tied=config.tied)
         self.stack = config.stack.build()
         self.head = Head(vocabulary, config.stack.width, tied_to=self.embedding if config.tied else None)
 
-    def features(self, tokens: Tensor, t: Tensor | None = None) -> Features:
+    def features(
+        self,
+        tokens: Tensor,
+        t: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> Features:
         if self.causal:
-            tokens = shifted(tokens, self.vocabulary.mask_id)
-        return Features(self.stack(self.embedding(tokens), sigma_at(t))[1])
+            tokens = shifted(tokens, self.vocabulary.mask_id, segments)
+        return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, wanted)[1])
 
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)
-
-
-def shifted(tokens: Tensor, start: int) -> Tensor:
-    """[start, x_0, ..., x_{L-2}]: what a left-to-right model may see at each position."""
-    return F.pad(tokens[:, :-1], (1, 0), value=start).to(torch.long)

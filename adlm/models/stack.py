@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from adlm.errors import ConfigError
-from adlm.models.layers import Block, Norm, Rotary, TimeEmbedding
+from adlm.models.derived import Deriving
+from adlm.models.layers import Block, Layout, Norm, Rotary, TimeEmbedding, places_in
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class StackConfig:
     query_key_norm: bool = False
 
     def __post_init__(self) -> None:
+        if min(self.width, self.heads, self.layers, self.mlp_ratio) < 1:
+            raise ConfigError(
+                f"asked for width {self.width}, {self.heads} heads, {self.layers} layers, MLP ratio {self.mlp_ratio}",
+                "one of them is below 1",
+                "give 1 or more",
+            )
         if self.width % (2 * self.heads):
             raise ConfigError(
                 f"asked for width {self.width} with {self.heads} heads",
@@ -45,12 +54,17 @@ class StackConfig:
         return Stack(self)
 
 
-class Stack(nn.Module):
-    """Blocks and a last norm."""
+class Stack(Deriving):
+    """Blocks and a last norm.
+
+    `checkpointing`, off at first, computes each block again in the backward pass instead of storing its inner
+    activations.
+    """
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.config = config
+        self.checkpointing = False
         self.rotary = Rotary(config.width // config.heads)
         self.blocks = nn.ModuleList(
             Block(
@@ -61,6 +75,7 @@ class Stack(nn.Module):
                 causal=config.causal,
                 convolution=config.convolution,
                 condition=config.condition,
+                timed=config.timed,
                 query_key_norm=config.query_key_norm,
             )
             for _ in range(config.layers)
@@ -72,28 +87,68 @@ class Stack(nn.Module):
             nn.init.zeros_(self.modulation.weight)
             nn.init.zeros_(self.modulation.bias)
 
-    def forward(self, x: Tensor, sigma: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        x: Tensor,
+        sigma: Tensor | None = None,
+        segments: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """x [B, L, D] -> the residual stream after the last block, and what a head reads: that, normalised.
 
         Args:
             sigma: -log alpha_t [B], for timed stacks.
+            segments: [B, L] numbers; positions see each other where they are equal. Each number has one run of
+                positions in a row.
+            wanted: [B, L] bool; with it both results are [N, D], at these positions alone.
         """
         condition = self._condition(sigma)
-        cos, sin = self.rotary(torch.arange(x.shape[1], device=x.device))
-        for block in self.blocks:
-            x = block(x, cos, sin, condition)
-        h: Tensor = self.norm(x)
-        if self.modulation is not None:
-            shift, scale = self.modulation(condition)[:, None].chunk(2, dim=-1)
-            h = h * (1 + scale) + shift
-        return x, h
+        layout = self._layout(x, segments)
+        last = len(self.blocks) - 1
+        for i, block in enumerate(self.blocks):
+            arguments = (x, layout, condition, wanted if i == last else None)
+            if self.checkpointing and self.training:
+                x = checkpoint(block, *arguments, use_reentrant=False)
+            else:
+                x = block(*arguments)
+        return x, self._normalised(x, condition, wanted)
+
+    def _layout(self, x: Tensor, segments: Tensor | None) -> Layout:
+        length = x.shape[1]
+        hidden = None
+        if self.config.causal:
+            hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        if segments is None:
+            cos, sin = self.rotary(torch.arange(length, device=x.device)[:, None, None])
+            return Layout(cos, sin, None, hidden)
+        apart = (segments[:, :, None] != segments[:, None, :])[:, None]
+        cos, sin = self.rotary(places_in(segments)[:, :, None, None])
+        return Layout(cos, sin, segments, apart if hidden is None else apart | hidden)
+
+    def _normalised(self, x: Tensor, condition: Tensor | None, wanted: Tensor | None) -> Tensor:
+        if self.modulation is None:
+            return self.norm(x)
+        if self.config.timed:
+            modulation = self.modulation(condition)[:, None]
+            if wanted is not None:
+                modulation = modulation.expand(-1, wanted.shape[1], -1)[wanted]
+            shift, scale = modulation.chunk(2, dim=-1)
+            return self.norm(x) * (1 + scale) + shift
+        gain, shift = self.derived("last", lambda: self._last(condition))
+        return F.layer_norm(x, x.shape[-1:], gain, shift)
+
+    def _last(self, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert self.modulation is not None
+        shift, scale = self.modulation(condition)[0].to(self.norm.weight.dtype).chunk(2)
+        return self.norm.weight * (1 + scale), shift
 
     def _condition(self, sigma: Tensor | None) -> Tensor | None:
         """[B, C], or [1, C] where it is the same for all rows."""
-        if self.time is None:
+        time = self.time
+        if time is None:
             return None
         if not self.config.timed:
-            sigma = torch.zeros(1, device=self.norm.weight.device)
+            return self.derived("condition", lambda: time(torch.zeros(1, device=self.norm.weight.device)))
         if sigma is None:
             raise ConfigError("asked a timed model for features", "no time given", "pass t")
-        return self.time(sigma).to(self.norm.weight.dtype)
+        return time(sigma)

@@ -4,106 +4,117 @@ An objective takes a model and a batch and returns sums: `loss_sum` for the opti
 bound. Logits are made at scored positions only, in slices, never as [B, L, V].
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from adlm.anchors.rules import AnchorRule, RareInSequence
 from adlm.diffusion.corruption import Corruption, UniformMasking
+from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.linear_cross_entropy import Nats, nll, weighted_nll
 from adlm.randomness import Noise
-from adlm.types import Batch, LossTerms
-
-SLICE_LOGITS = 1 << 25
-
-
-def negative_log_likelihood(
-    logits: Callable[[Tensor], Tensor], hidden: Tensor, tokens: Tensor, vocab_size: int
-) -> Tensor:
-    """-log p(token) [N] from hidden states [N, D], a slice of the vocabulary's logits at a time.
-
-    A batch whose logits are few is done in one go; beyond that each slice is made again in the backward pass,
-    so that memory does not grow with N * V.
-    """
-
-    def part(h: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(logits(h), y, reduction="none")
-
-    rows = max(1, SLICE_LOGITS // vocab_size)
-    if len(hidden) <= rows:
-        return part(hidden, tokens)
-    parts = zip(hidden.split(rows), tokens.split(rows), strict=True)
-    return torch.cat([checkpoint(part, h, y, use_reentrant=False) for h, y in parts])
+from adlm.types import Batch, Corrupted, Features, LossTerms
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """`progress` in [0, 1] is the share of the run that is done, for terms that ramp."""
+    @abstractmethod
+    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
+        """Sums over the batch. `progress` in [0, 1] is the share of the run that is done, for terms that ramp."""
 
     @abstractmethod
-    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms: ...
+    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
+        """What each position costs, [B, L], at noise levels [B] in [0, 1): its mean over levels is the clean bound."""
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
-    """Next-token cross-entropy for left-to-right models: exact, not a bound."""
+    """Next-token cross-entropy for left-to-right models: exact, not a bound, so noise plays no part."""
 
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
-        scored = batch.scored
-        hidden = model.features(batch.tokens).final[scored]
-        nll = negative_log_likelihood(model.logits, hidden, batch.tokens[scored], model.vocabulary.size).sum()
-        return LossTerms(nll, nll.detach(), scored.sum())
+        features = model.features(batch.tokens, segments=batch.segments, wanted=batch.scored)
+        clean = self._clean(model, features, batch)
+        extra = self._extra(model, features, batch, progress, noise)
+        loss = clean.total if extra is None else clean.total + extra
+        return LossTerms(loss, clean.total.detach(), batch.scored.sum())
 
+    @torch.no_grad()
+    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
+        features = model.features(batch.tokens, segments=batch.segments, wanted=batch.scored)
+        return table(self._clean(model, features, batch).each, batch.scored)
 
-@dataclass(frozen=True)
-class Nelbo(Objective):
-    """The masked diffusion bound: sum over masked positions of weight * -log p(x_0 | x_t)."""
+    def _clean(self, model: LanguageModel, features: Features, batch: Batch) -> Nats:
+        tokens = batch.tokens[batch.scored]
+        return costs(model, features.final, tokens, torch.ones_like(tokens, dtype=torch.float32))
 
-    corruption: Corruption = field(default_factory=UniformMasking)
-
-    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
-        return self._terms(model, batch, noise, anchor_weight=0.0)
-
-    def _terms(self, model: LanguageModel, batch: Batch, noise: Noise, *, anchor_weight: float) -> LossTerms:
-        _, x_t, t, masked, weight = self.corruption(batch, model.vocabulary.mask_id, noise)
-        features = model.features(x_t, t)
-        size = model.vocabulary.size
-        nll = negative_log_likelihood(model.logits, features.final[masked], batch.tokens[masked], size)
-        nll_sum = (nll * weight[:, None].expand_as(masked)[masked]).sum()
-        loss_sum = nll_sum
-        chosen = self._anchor_positions(batch, masked) if anchor_weight else None
-        if chosen is not None and features.anchor is not None:
-            anchor = negative_log_likelihood(model.anchor_logits, features.anchor[chosen], batch.tokens[chosen], size)
-            loss_sum = nll_sum + anchor_weight * (anchor * weight[:, None].expand_as(chosen)[chosen]).sum()
-        return LossTerms(loss_sum, nll_sum.detach(), batch.scored.sum())
-
-    def _anchor_positions(self, batch: Batch, masked: Tensor) -> Tensor | None:
+    def _extra(
+        self, model: LanguageModel, features: Features, batch: Batch, progress: float, noise: Noise
+    ) -> Tensor | None:
         return None
 
 
 @dataclass(frozen=True)
-class Anelbo(Nelbo):
-    """The anchored bound: Nelbo + gamma * weight * -log p_anchor(x_0 | x_t) at anchor positions.
+class MaskedObjective(Objective, ABC):
+    """Objectives of masked models: corrupt, then sum what masked positions cost."""
 
-    The second term trains the anchor stage and is never reported.
-
-    Args:
-        gamma: weight of the anchor term after the ramp; it grows as min(gamma, progress).
-        masked_only: the theorem's positions; the official code takes visible anchors too.
-    """
-
-    rule: AnchorRule = field(default_factory=RareInSequence)
-    gamma: float = 3e-3
-    masked_only: bool = False
+    corruption: Corruption = field(default_factory=UniformMasking)
 
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
-        return self._terms(model, batch, noise, anchor_weight=min(self.gamma, progress))
+        corrupted = self.corruption(batch, model.vocabulary.mask_id, noise)
+        features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
+        clean = self._clean(model, features.final, corrupted)
+        extra = self._extra(model, features, batch, corrupted, progress, noise)
+        loss = clean.total if extra is None else clean.total + extra
+        # Under a corruption that gives no bound there is nothing to report.
+        reported = clean.total.detach() if self.corruption.bounds else torch.full_like(clean.total.detach(), math.nan)
+        return LossTerms(loss, reported, batch.scored.sum())
 
-    def _anchor_positions(self, batch: Batch, masked: Tensor) -> Tensor | None:
-        marks = self.rule.mark(batch)
-        return marks & masked if self.masked_only else marks & batch.scored
+    @torch.no_grad()
+    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
+        if not self.corruption.bounds:
+            raise ConfigError(
+                f"asked for the bound under {self.corruption}",
+                "it is a training curriculum: its loss bounds nothing",
+                "evaluate with Nelbo(CountMasking())",
+            )
+        corrupted = self.corruption.at(level, batch, model.vocabulary.mask_id, noise)
+        features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
+        return table(self._clean(model, features.final, corrupted).each, corrupted.masked)
+
+    @abstractmethod
+    def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:
+        """What the masked positions cost in the bound, from their hidden states [N, D]."""
+
+    def _extra(
+        self,
+        model: LanguageModel,
+        features: Features,
+        batch: Batch,
+        corrupted: Corrupted,
+        progress: float,
+        noise: Noise,
+    ) -> Tensor | None:
+        """A term that trains and is not reported."""
+        return None
+
+
+def table(each: Tensor, chosen: Tensor) -> Tensor:
+    """Values [N] of the chosen positions back in their places, [B, L]; 0 elsewhere."""
+    return each.new_zeros(chosen.shape).masked_scatter(chosen, each)
+
+
+def weight_at(corrupted: Corrupted, chosen: Tensor) -> Tensor:
+    """Weights [N] of the chosen positions [B, L]."""
+    return corrupted.weight.expand(chosen.shape)[chosen]
+
+
+def costs(model: LanguageModel, hidden: Tensor, tokens: Tensor, weight: Tensor) -> Nats:
+    """weight * -log p(token), by the fastest way the model has; terms are weighted too."""
+    if model.head is not None:
+        total, each = weighted_nll(model.head, hidden, tokens, weight)
+        return Nats(total, each * weight)
+    each = nll(model.logits, model.vocabulary.size, hidden, tokens) * weight
+    return Nats(each.sum(), each.detach())

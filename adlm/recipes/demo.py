@@ -22,12 +22,14 @@ from adlm.data.tokenizer import Tokenizer, train_bpe, train_words
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import DataError
 from adlm.evaluate.perplexity import Perplexity, perplexity
+from adlm.models.hand_over import Continued
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
-from adlm.models.two_stage import Continued, TwoStageConfig
-from adlm.objectives.objective import Anelbo, CrossEntropy, Nelbo, Objective
+from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.randomness import Noise
 from adlm.text_model import TextModel
 from adlm.train.optimizer import Muon

@@ -96,7 +96,8 @@ class Ancestral(Sampler):
             changed = fresh.any(-1)
             if changed.any():
                 row_calls += int(changed.sum())
-                final = model.features(tokens[changed]).final[fresh[changed]]
+                times = t.float().expand(int(changed.sum())).to(tokens.device)
+                final = model.features(tokens[changed], times, wanted=fresh[changed]).final
                 u = noise.fork("token", step).uniform(canvas.rows, length)[fresh]
                 tokens[fresh] = self._draw(model.logits(final), u)
                 blank &= ~fresh

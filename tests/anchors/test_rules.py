@@ -1,5 +1,6 @@
+import pickle
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -8,26 +9,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from adlm.anchors.rules import EveryToken, Given, RareInSequence
-from adlm.errors import DataError
+from adlm.anchors.rules import (
+    AnchorRule,
+    EveryToken,
+    Given,
+    NoToken,
+    RandomShare,
+    RareInSequence,
+    TypeRule,
+    counts_in_row,
+)
+from adlm.configs import from_json, to_json
+from adlm.errors import ConfigError, DataError
+from adlm.types import Batch
+from tests.anchors.batches import VOCAB, batches, marks_of
 from tests.conftest import batch_of
 
 
-@given(
-    st.integers(1, 30).flatmap(
-        lambda length: st.lists(st.lists(st.integers(0, 4), min_size=length, max_size=length), min_size=1, max_size=4)
-    ),
-    st.integers(1, 6),
-    st.data(),
-)
-def test_rare_tokens_are_those_a_count_finds(rows, most, data):
-    lengths = [data.draw(st.integers(0, len(row))) for row in rows]
-    valid = torch.arange(len(rows[0])) < torch.tensor(lengths)[:, None]
-    expected = [
-        [i < n and Counter(row[:n])[token] <= most for i, token in enumerate(row)]
-        for row, n in zip(rows, lengths, strict=True)
-    ]
-    assert RareInSequence(most).mark(batch_of(rows, valid)).tolist() == expected
+@given(batches(), st.integers(0, 6))
+def test_rare_tokens_are_those_a_count_finds(batch, most):
+    expected = marks_of(batch, lambda row: [Counter(row)[token] <= most for token in row])
+    assert RareInSequence(most).mark(batch).tolist() == expected
+
+
+@given(batches())
+def test_counts_in_a_row_are_those_a_counter_finds(batch):
+    counts = counts_in_row(batch)
+    for tokens, valid, found in zip(batch.tokens, batch.valid, counts, strict=True):
+        row = tokens[valid].tolist()
+        assert found[valid].tolist() == [Counter(row)[token] for token in row]
 
 
 def test_given_anchors_are_those_of_the_data():
@@ -38,9 +48,10 @@ def test_given_anchors_are_those_of_the_data():
         Given().mark(batch)
 
 
-def test_every_token_is_every_valid_one():
-    valid = torch.tensor([[True, False]])
-    assert torch.equal(EveryToken().mark(batch_of([[1, 2]], valid)), valid)
+@given(batches())
+def test_every_token_is_every_valid_one_and_no_token_is_none(batch):
+    assert torch.equal(EveryToken().mark(batch), batch.valid)
+    assert torch.equal(NoToken().mark(batch), batch.valid & False)
 
 
 def test_marks_equal_the_official_ones():
@@ -49,3 +60,93 @@ def test_marks_equal_the_official_ones():
         key = next(key for key in expected if key.endswith(f".{name}") or key == name)
         tokens = expected[key.removesuffix(name) + "x0"]
         assert torch.equal(RareInSequence(most).mark(batch_of(tokens)), expected[key].bool())
+
+
+def draws(rows: list[int], length: int = 64) -> Batch:
+    return replace(batch_of(torch.zeros(len(rows), length, dtype=torch.long)), draw=torch.tensor(rows))
+
+
+def test_a_random_share_is_that_share():
+    batch = draws(list(range(400)))
+    for share in (0.0, 0.1, 0.5, 1.0):
+        marks = RandomShare(share, seed=3).mark(batch).double()
+        deviation = (share * (1 - share) / marks.numel()) ** 0.5
+        assert abs(marks.mean() - share) <= 4 * deviation
+        if share == 0.5:  # positions and rows are independent
+            assert abs((marks[:, 1:] == marks[:, :-1]).double().mean() - 0.5) < 4 * deviation
+            assert abs((marks[1:] == marks[:-1]).double().mean() - 0.5) < 4 * deviation
+
+
+@given(batches(), st.floats(0, 1), st.integers(0, 5))
+def test_random_marks_of_a_row_depend_on_its_number_and_not_on_its_batch(batch, share, seed):
+    rule = RandomShare(share, seed)
+    marks = rule.mark(batch)
+    assert not (marks & ~batch.valid).any()
+    for i in range(len(batch.tokens)):
+        alone = Batch(
+            tokens=batch.tokens[i:][:1], valid=batch.valid[i:][:1], index=torch.tensor([7]), draw=batch.draw[i:][:1]
+        )
+        assert torch.equal(rule.mark(alone), marks[i : i + 1])
+
+
+def test_random_marks_change_with_the_seed_and_the_draw():
+    rule, batch = RandomShare(0.5, seed=1), draws([0, 1])
+    marks = rule.mark(batch)
+    assert not torch.equal(marks[0], marks[1])
+    assert not torch.equal(marks, RandomShare(0.5, seed=2).mark(batch))
+    assert torch.equal(rule.mark(draws([0, 1], length=16)), marks[:, :16]), "padding a row moved its marks"
+
+
+def test_shares_that_are_none_are_refused():
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match=r"not in \[0, 1\]"):
+            RandomShare(share)
+
+
+@dataclass(frozen=True)
+class Odd(TypeRule):
+    """Types with an odd number, and a record of how often the table was made."""
+
+    name: str = ""
+
+    def types(self):
+        MADE.append(self)
+        return torch.arange(VOCAB) % 2 == 1
+
+
+MADE: list[TypeRule] = []
+
+
+@given(batches())
+def test_a_rule_over_types_marks_what_its_table_says(batch):
+    assert Odd().mark(batch).tolist() == marks_of(batch, lambda row: [token % 2 == 1 for token in row])
+
+
+def test_the_table_of_a_rule_over_types_is_made_once():
+    rule = Odd(name="counted")
+    for _ in range(3):
+        rule.mark(batch_of([[0, 1]]))
+    assert MADE.count(rule) == 1
+    assert rule.types_on(torch.device("cpu")) is Odd(name="counted").types_on(torch.device("cpu"))
+    assert pickle.loads(pickle.dumps(rule)) == rule
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, VOCAB + 1000])
+def test_a_token_that_a_table_does_not_know_is_named(token):
+    batch = replace(batch_of([[0, 1], [1, token]]), index=torch.tensor([40, 41]))
+    with pytest.raises(DataError, match=f"anchors of row 41\n.*token {token}, where the rule knows {VOCAB} types"):
+        Odd().mark(batch)
+    hidden = replace(batch, valid=torch.tensor([[True, True], [True, False]]))
+    assert Odd().mark(hidden).tolist() == [[False, True], [True, False]]
+
+
+def test_a_batch_without_tokens_has_no_marks():
+    for shape in ((0, 4), (3, 0)):
+        batch = batch_of(torch.zeros(shape, dtype=torch.long))
+        for rule in (RareInSequence(), EveryToken(), NoToken(), RandomShare(0.5), Odd()):
+            assert rule.mark(batch).shape == shape
+
+
+@pytest.mark.parametrize("rule", [RareInSequence(3), Given(), EveryToken(), NoToken(), RandomShare(0.25, seed=9)])
+def test_rules_survive_json(rule):
+    assert from_json(AnchorRule, to_json(rule)) == rule

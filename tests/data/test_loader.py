@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adlm.data.loader import Loader, LoaderConfig, permuted
-from adlm.data.packing import Padded
+from adlm.data.loader import Loader, LoaderConfig, permuted, read_rows
+from adlm.data.packing import Padded, Wrapped
 from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters
 from adlm.errors import ConfigError, DataError
@@ -77,6 +77,22 @@ def test_state_is_exact_in_the_middle_of_an_epoch(shards, workers):
 def test_padding_is_not_valid_unless_it_is_to_be_predicted(shards):
     batch = take(LoaderConfig(10, shuffle=False).build(shards), 1)[0]
     assert batch.valid.sum(-1).tolist() == [2 + i % 9 for i in range(10)]  # letters and the end token
+
+
+def test_documents_are_told_apart_where_the_packing_says_so(tmp_path):
+    source = Texts(("abc", "de", "f", "abcdef"))
+    rows = {}
+    for packing in (Wrapped(8), Wrapped(8, apart=True), Wrapped(8, framed=True, apart=True)):
+        shards = prepare(source, "train", characters("abcdef"), packing, cache=tmp_path)
+        rows[packing] = read_rows(shards, np.arange(1))
+    plain, apart, framed = rows.values()
+    assert plain.documents is None
+    assert torch.equal(plain.tokens, apart.tokens)
+    assert apart.documents[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 2]  # abc| de| f
+    assert framed.documents[0].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]  # |abc| de|
+    assert apart.segments is apart.documents or torch.equal(apart.segments, apart.documents)
+    with pytest.raises(ConfigError, match="separate them"):
+        Wrapped(8, separated=False, apart=True)
 
 
 def test_a_changed_setting_does_not_resume(shards):

@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import pytest
@@ -7,60 +6,14 @@ import torch
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters
-from adlm.evaluate.perplexity import perplexity, row_nats
+from adlm.evaluate.perplexity import perplexity
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
-from adlm.randomness import Noise
-from tests.conftest import TableModel, Texts, batch_of
+from tests.conftest import Texts
 
 TOKENIZER = characters("abcd")
 VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
-LENGTH, MASK = 3, 3
-
-
-def hashed_table(tokens):
-    """Some fixed conditional law for every state of a row of three: not consistent with any joint law."""
-    state = (tokens * torch.tensor([1, 5, 25])).sum(-1)
-    angles = torch.outer(state + 1, torch.arange(1, LENGTH * 4 + 1)).double()
-    return (2 * angles.sin()).view(-1, LENGTH, 4)
-
-
-def exact_bound(model, row):
-    """-log p averaged over all orders: each order's chain rule, summed over every masked subset it passes."""
-    total = 0.0
-    for count in range(1, LENGTH + 1):
-        subsets = list(itertools.combinations(range(LENGTH), count))
-        for subset in subsets:
-            x_t = torch.tensor([[MASK if i in subset else token for i, token in enumerate(row)]])
-            log_p = model.logits(model.features(x_t).final[0]).log_softmax(-1)
-            total -= sum(log_p[i, row[i]].item() for i in subset) / count / len(subsets)
-    return total
-
-
-def test_the_estimate_converges_to_the_exact_any_order_average():
-    model = TableModel(Vocabulary(4, MASK), hashed_table)
-    for row in ([0, 1, 2], [2, 2, 0]):
-        many = batch_of([row] * 4000)
-        nats = row_nats(model, many, draws=6, noise=Noise(0))
-        error = nats.std().item() / math.sqrt(len(nats))
-        assert nats.mean().item() == pytest.approx(exact_bound(model, row), abs=5 * error)
-        assert error < 0.02
-
-
-def test_the_bound_lies_above_the_exact_likelihood():
-    """The law of sampling in random order is the average of the orders' laws: Jensen puts the bound above it."""
-    model = TableModel(Vocabulary(4, MASK), hashed_table)
-    for row in itertools.product(range(3), repeat=LENGTH):
-        likelihood = 0.0
-        for order in itertools.permutations(range(LENGTH)):
-            x_t, chance = [MASK] * LENGTH, 1.0
-            for place in order:
-                logits = model.logits(model.features(torch.tensor([x_t])).final[0, place])
-                chance *= logits.softmax(-1)[row[place]].item()
-                x_t[place] = row[place]
-            likelihood += chance / math.factorial(LENGTH)
-        assert exact_bound(model, row) >= -math.log(likelihood) - 1e-9
 
 
 @pytest.fixture

@@ -3,15 +3,17 @@
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from adlm.anchors.rules import RareInSequence
-from adlm.diffusion.corruption import Corruption
+from adlm.convert.official import key_map
+from adlm.diffusion.corruption import Corruption, UniformMasking
 from adlm.diffusion.schedule import LogLinear
 from adlm.models.language_model import Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
-from adlm.objectives.objective import Anelbo
+from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.randomness import Noise
 from adlm.types import Corrupted
 from tests.conftest import batch_of
@@ -20,35 +22,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 WEIGHTS = load_file(GOLDEN / "adlm_tiny_weights.safetensors")
 EXPECTED = load_file(GOLDEN / "adlm_tiny_expected.safetensors")
 
-# Official names on the left; both networks are called backbone or denoiser there.
-NAMES = {
-    "vocab_embed.embedding": "embedding.tokens.weight",
-    "vocab_embed.0": "hand_over.project",
-    "sigma_map.mlp.0": "time.first",
-    "sigma_map.mlp.2": "time.second",
-    "attn_qkv": "qkv",
-    "attn_out": "out",
-    "mlp.0": "up",
-    "mlp.2": "down",
-    "norm1": "norm_1",
-    "norm2": "norm_2",
-    "output_layer.norm_final": "norm",
-    "output_layer.adaLN_modulation": "modulation",
-    "adaLN_modulation": "modulation",
-}
-
-
-def our_name(official: str) -> str:
-    network, name = official.split(".", 1)
-    stage = {"backbone": "anchor", "denoiser": "denoiser"}[network]
-    if name.startswith("output_layer.linear"):
-        head = "anchor_head" if stage == "anchor" else "head"
-        return name.replace("output_layer.linear", head)
-    for theirs, ours in NAMES.items():
-        if theirs in name:
-            name = name.replace(theirs, ours)
-            break
-    return name if name.startswith(("embedding", "hand_over")) else f"{stage}.{name}"
+our_name = key_map({"backbone": 4, "denoiser": 2}, conditioned=True).__getitem__
 
 
 def official(run: str):
@@ -71,12 +45,15 @@ class Given(Corruption):
         object.__setattr__(self, "expected", expected)
 
     def __call__(self, batch, mask_id, noise):
-        t = self.expected["t"]
+        return self.at(None, batch, mask_id, noise)
+
+    def at(self, level, batch, mask_id, noise):
+        t = self.expected["t_used"] if "t_used" in self.expected else self.expected["t"]
         x_t = self.expected["xt"]
-        return Corrupted(batch.tokens, x_t, t, x_t == mask_id, LogLinear().weight(t))
+        return Corrupted(batch.tokens, x_t, t, x_t == mask_id, LogLinear().weight(t)[:, None])
 
 
-@pytest.mark.parametrize("run", ["continuous", "time_conditioned"])
+@pytest.mark.parametrize("run", ["continuous", "time_conditioned", "discrete_T50"])
 def test_logits_and_log_probabilities_are_the_official_ones(run):
     model, expected = official(run)
     features = model.features(expected["xt"], expected["t"])
@@ -99,10 +76,11 @@ def test_losses_are_the_official_ones(run, step):
     assert terms.loss_sum.item() == pytest.approx(expected[f"loss_per_token.train.step{step}"].sum().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("run", ["continuous", "time_conditioned"])
+@pytest.mark.parametrize("run", ["continuous", "time_conditioned", "discrete_T50"])
 def test_gradients_are_the_official_ones(run):
     model, expected = official(run)
-    objective = Anelbo(Given(expected), RareInSequence(5), gamma=3e-3)
+    corruption = Given(expected)
+    objective = Nelbo(corruption) if run == "discrete_T50" else Anelbo(corruption, RareInSequence(5), gamma=3e-3)
     terms = objective(model, batch_of(expected["x0"]), progress=0.5, noise=Noise(0))
     (terms.loss_sum / terms.tokens).backward()
     norms = {key.removeprefix("grad_norm."): value for key, value in expected.items() if key.startswith("grad_norm.")}
@@ -110,3 +88,21 @@ def test_gradients_are_the_official_ones(run):
     assert len(norms) == len(parameters)
     for key, norm in norms.items():
         assert parameters[our_name(key)].grad.norm().item() == pytest.approx(norm.item(), rel=1e-4, abs=1e-7), key
+
+
+@pytest.mark.parametrize(("run", "step"), [("continuous", 500), ("time_conditioned", 500), ("discrete_T50", 500)])
+def test_the_loss_of_every_token_is_the_official_one(run, step):
+    model, expected = official(run)
+    ours = Nelbo(Given(expected)).nats(model, batch_of(expected["x0"]), None, Noise(0))
+    assert (ours - expected[f"loss_per_token.val.step{step}"]).abs().max() < 1e-4
+    if run == "discrete_T50":  # the official code adds no anchor term in discrete time
+        assert (ours - expected[f"loss_per_token.train.step{step}"]).abs().max() < 1e-4
+
+
+def test_times_in_steps_weigh_as_the_official_ones():
+    """With T steps the official code rounds t up to a multiple of 1/T and keeps the weight of continuous time."""
+    _, expected = official("discrete_T50")
+    x_0, t = expected["x0"], expected["t"].double() + 1e-4  # they lie on the borders themselves
+    ours = UniformMasking(steps=50).at(t, batch_of(x_0), 38, Noise(0))
+    assert torch.allclose(ours.t, expected["t_used"])
+    assert torch.allclose(ours.weight[:, 0], LogLinear().weight(expected["t_used"]))

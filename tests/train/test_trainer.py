@@ -11,11 +11,13 @@ from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import TrainingError
+from adlm.models.hand_over import Continued, Logits
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
-from adlm.models.two_stage import Continued, Logits, TwoStageConfig
-from adlm.objectives.objective import Anelbo, CrossEntropy, Nelbo
+from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.objectives.objective import CrossEntropy
 from adlm.train.muon import MuonOptimizer, orthogonalised
 from adlm.train.optimizer import AdamW, Muon
 from adlm.train.trainer import TrainConfig, train

@@ -1,0 +1,94 @@
+"""What a text costs under a model, position by position: exact for left-to-right models, else estimates of the bound.
+
+The estimator is the objective: `Nelbo(CountMasking())` draws how many tokens are masked, `Nelbo(UniformMasking())`
+draws the time, SEDD and D3PM have bounds of their own. Levels are stratified: one in each of `draws` equal parts.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from adlm.diffusion.corruption import CountMasking
+from adlm.errors import ConfigError
+from adlm.models.language_model import LanguageModel
+from adlm.objectives.linear_cross_entropy import nll
+from adlm.objectives.nelbo import Nelbo
+from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.randomness import Noise
+from adlm.types import Batch, Estimate
+
+MOST_ENUMERATED = 14
+
+
+def clean_objective(model: LanguageModel) -> Objective:
+    """The exact likelihood of left-to-right models; of others the bound, by the estimator with the least variance."""
+    return CrossEntropy() if model.causal else Nelbo(CountMasking())
+
+
+def position_nats(
+    model: LanguageModel, batch: Batch, *, draws: int, noise: Noise, objective: Objective | None = None
+) -> Tensor:
+    """Nats [B, L] whose sum over a row is an unbiased estimate of its bound, from `draws` levels a row."""
+    objective = objective or clean_objective(model)
+    with model.frozen():
+        if isinstance(objective, CrossEntropy):
+            return objective.nats(model, batch, torch.zeros(len(batch.tokens)), noise)
+        offset = noise.fork("offset").uniform(batch.draw, 1)[:, 0]
+        total = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+        for i in range(draws):
+            total += objective.nats(model, batch, (offset + i) / draws, noise.fork(i))
+        return total / draws
+
+
+def mean_of(values: Tensor, draws: int) -> Estimate:
+    """The mean of independent values [N] and its standard error."""
+    values = values.double()
+    error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return Estimate(values.mean().item(), error, draws)
+
+
+def enumerated_nats(model: LanguageModel, batch: Batch) -> Tensor:
+    """The exact bound of each position, [B, L], from all 2^n - 1 ways to mask n scored tokens: for small n.
+
+    The any-order bound: every count k from 1 to n has the same chance, every set of k the same, and -log p at its
+    positions weighs 1 / k. For models without time conditioning.
+    """
+    most = int(batch.scored.sum(-1).max())
+    if most > MOST_ENUMERATED:
+        raise ConfigError(
+            f"asked for the exact bound of {most} tokens a row",
+            f"that takes {2**most - 1:,} passes for each",
+            f"score at most {MOST_ENUMERATED} tokens, or estimate it",
+        )
+    out = torch.zeros(batch.tokens.shape, dtype=torch.float64, device=batch.tokens.device)
+    with model.frozen():
+        for row, places in enumerate(scored.nonzero()[:, 0] for scored in batch.scored):
+            n, segments = len(places), batch.segments
+            for masked in _subsets(places, batch.tokens.shape[1]):
+                x_t = batch.tokens[row].masked_fill(masked, model.vocabulary.mask_id)
+                here = None if segments is None else segments[row].expand_as(x_t)
+                hidden = model.features(x_t, segments=here, wanted=masked).final
+                tokens = batch.tokens[row].expand_as(x_t)[masked]
+                each = nll(model.logits, model.vocabulary.size, hidden, tokens).double()
+                k = masked.sum(-1, keepdim=True)
+                sets = torch.tensor([math.comb(n, int(count)) for count in k], device=k.device)[:, None]
+                out[row] += (torch.zeros(masked.shape).to(out).masked_scatter(masked, each) / (k * sets)).sum(0)
+    return out
+
+
+def _subsets(places: Tensor, length: int, most: int = 256) -> Iterator[Tensor]:
+    """Every non-empty set of the places, as rows of bools [<= most, length]."""
+    everything = (set_ for k in range(1, len(places) + 1) for set_ in combinations(places.tolist(), k))
+    rows: list[Tensor] = []
+    for chosen in everything:
+        row = torch.zeros(length, dtype=torch.bool, device=places.device)
+        row[list(chosen)] = True
+        rows.append(row)
+        if len(rows) == most:
+            yield torch.stack(rows)
+            rows = []
+    if rows:
+        yield torch.stack(rows)

@@ -1,0 +1,94 @@
+"""Models of the Hugging Face Hub: found by name, fetched without what loading does not need, errors in our words."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from adlm.errors import AdlmError, ModelError
+from adlm.models.card import CARD, may_replace
+from adlm.models.io import FILES, read_config
+
+_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def find_model(name: str | Path, *, revision: str | None, asked: str, **options: Any) -> Path:
+    """The folder of a model: `name` itself, or where its files from the Hub are kept.
+
+    A text of the form owner/name that is no folder here is looked up on the Hub, or among what was fetched before
+    if the Hub cannot be reached. A path is only ever a folder.
+
+    Args:
+        options: of `huggingface_hub.snapshot_download`.
+    """
+    folder = Path(name)
+    if folder.exists():
+        if revision is not None:
+            raise ModelError(asked, f"a folder, and the revision {revision!r}", "leave revision out: it is the Hub's")
+        return folder
+    if isinstance(name, Path):
+        raise ModelError(asked, "no such folder", "name a folder that `adlm demo` or `TextModel.save` wrote")
+    if not _NAME.fullmatch(name):
+        found = "no folder of that name, and it is no name on the Hub, which would be owner/name"
+        raise ModelError(asked, found, "name a folder that `adlm demo` or `TextModel.save` wrote, or owner/name")
+    with explained(asked + ", which is no folder here"):
+        # The config first: whether the model is one of ours shows before gigabytes are on their way.
+        config = Path(hf_hub_download(name, FILES[0], revision=revision, **options))
+        read_config(config.parent, asked)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), **options))
+
+
+def has_edited_card(name: str, *, revision: str | None, token: str | bool | None) -> bool:
+    """Whether the repository has a card that somebody wrote or changed by hand."""
+    try:
+        return not may_replace(Path(hf_hub_download(name, CARD, revision=revision, token=token)))
+    except (EntryNotFoundError, RevisionNotFoundError):
+        return False
+
+
+@contextmanager
+def explained(asked: str) -> Iterator[None]:
+    """The errors of the Hub's library in our three parts."""
+    login = "a private one needs `hf auth login`"
+    try:
+        yield
+    except AdlmError:
+        raise
+    except GatedRepoError as error:
+        fix = "ask for access on its page on the Hub, then log in by `hf auth login`"
+        raise ModelError(asked, f"the model is gated: {_first_line(error)}", fix) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(asked, "no such model on the Hub", f"check owner/name; {login}") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(asked, "the model has no such revision", "name a branch, a tag or a commit of it") from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        # The library also says so where it was told to look nowhere else.
+        found = f"the Hub cannot be reached, and the model is not in the cache: {_first_line(error.__cause__ or error)}"
+        raise ModelError(asked, found, "check the network and HF_HUB_OFFLINE, or name a folder") from error
+    except EntryNotFoundError as error:
+        found = f"the repository has no {FILES[0]}: it is no model of this package"
+        raise ModelError(asked, found, "check owner/name; official checkpoints become one by `adlm convert`") from error
+    except HFValidationError as error:
+        raise ModelError(asked, _first_line(error), "give owner/name") from error
+    except HfHubHTTPError as error:
+        raise ModelError(asked, f"the Hub refused: {_first_line(error)}", f"check the account; {login}") from error
+    except Exception as error:  # httpx or requests, by the version of huggingface_hub, without a root in common
+        found = f"the Hub gave {type(error).__name__}: {_first_line(error)}"
+        raise ModelError(asked, found, "check the network, or name a folder") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,0 +1,130 @@
+"""The bounds of masked diffusion: plain (MDLM, arXiv 2406.07524) and anchored (ADLM, arXiv 2505.18456)."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from adlm.anchors.rules import AnchorRule, RareInSequence
+from adlm.errors import ConfigError
+from adlm.models.language_model import LanguageModel
+from adlm.objectives.linear_cross_entropy import Nats, nll, sliced, weighted_nll
+from adlm.objectives.objective import CrossEntropy, MaskedObjective, costs, weight_at
+from adlm.randomness import Noise
+from adlm.types import Batch, Corrupted, Features
+
+
+@dataclass(frozen=True)
+class Nelbo(MaskedObjective):
+    """The masked diffusion bound: sum over masked positions of weight * -log p(x_0 | x_t).
+
+    Time is continuous or in steps, as the corruption has it. Where token types vanish at rates of their own, the
+    terms that MD4 adds for them are in it (`AnchoredMasking`).
+    """
+
+    def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:
+        tokens, weight = corrupted.x_0[corrupted.masked], weight_at(corrupted, corrupted.masked)
+        rates = corrupted.rates
+        if rates is None:
+            return costs(model, hidden, tokens, weight)
+        if len(rates) != model.vocabulary.size:
+            raise ConfigError(
+                f"asked for anchored masking of a vocabulary of {model.vocabulary.size}",
+                f"the rule knows {len(rates)} types",
+                "build its table with the model's tokenizer",
+            )
+
+        def part(h: Tensor, y: Tensor) -> Tensor:
+            log_p = model.logits(h).log_softmax(-1)
+            expected = log_p.exp() @ rates.to(log_p.dtype)
+            return expected - rates[y] * (1 + log_p.gather(-1, y[:, None])[:, 0])
+
+        each = sliced(part, model.vocabulary.size, hidden, tokens) * weight
+        return Nats(each.sum(), each.detach())
+
+
+@dataclass(frozen=True)
+class Anelbo(Nelbo):
+    """The anchored bound: Nelbo + gamma * weight * -log p_anchor(x_0 | x_t) at anchor positions.
+
+    The second term trains the anchor stage and is never reported.
+
+    Args:
+        gamma: weight of the anchor term after the ramp; it grows as min(gamma, progress).
+        masked_only: the theorem's positions; the official code takes visible anchors too.
+        share: of the anchor positions, drawn at random and weighted by 1 / share: the same term in expectation,
+            for less work.
+    """
+
+    rule: AnchorRule = field(default_factory=RareInSequence)
+    gamma: float = 3e-3
+    masked_only: bool = False
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def _extra(
+        self,
+        model: LanguageModel,
+        features: Features,
+        batch: Batch,
+        corrupted: Corrupted,
+        progress: float,
+        noise: Noise,
+    ) -> Tensor | None:
+        gamma = min(self.gamma, progress)
+        if not gamma:
+            return None
+        among = corrupted.masked if self.masked_only else batch.scored
+        chosen = drawn(self.rule.mark(batch) & among, self.share, batch, noise)
+        return _anchor_cost(model, features, batch, chosen, weight_at(corrupted, chosen) * (gamma / self.share))
+
+
+@dataclass(frozen=True)
+class AnchoredCrossEntropy(CrossEntropy):
+    """A2R's: next-token cross-entropy + gamma * that of the first stage at anchor tokens, which is not reported.
+
+    Args:
+        gamma, share: as in `Anelbo`.
+    """
+
+    rule: AnchorRule = field(default_factory=RareInSequence)
+    gamma: float = 3e-3
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def _extra(
+        self, model: LanguageModel, features: Features, batch: Batch, progress: float, noise: Noise
+    ) -> Tensor | None:
+        gamma = min(self.gamma, progress)
+        if not gamma:
+            return None
+        chosen = drawn(self.rule.mark(batch) & batch.scored, self.share, batch, noise)
+        weight = torch.full((int(chosen.sum()),), gamma / self.share, device=chosen.device)
+        return _anchor_cost(model, features, batch, chosen, weight)
+
+
+def drawn(chosen: Tensor, share: float, batch: Batch, noise: Noise) -> Tensor:
+    """A random share of the chosen positions [B, L], by each row's own noise."""
+    if share == 1:
+        return chosen
+    return chosen & (noise.fork("anchors").uniform(batch.draw, chosen.shape[1]) < share)
+
+
+def _anchor_cost(model: LanguageModel, features: Features, batch: Batch, chosen: Tensor, weight: Tensor) -> Tensor:
+    if features.anchor is None:
+        raise ConfigError(
+            f"asked for the anchor term with {type(model).__name__}", "it has one stage", "use a two-stage model"
+        )
+    hidden, tokens = features.anchor[chosen], batch.tokens[chosen]
+    if model.anchor_head is not None:
+        return weighted_nll(model.anchor_head, hidden, tokens, weight, with_mask=True).total
+    return (nll(model.anchor_logits, model.vocabulary.size, hidden, tokens) * weight).sum()
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ConfigError(f"asked for a share of {share} of the anchors", "not in (0, 1]", "1 takes them all")

@@ -1,0 +1,33 @@
+"""SEDD's score entropy (arXiv 2310.16834) for the absorbing process."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from adlm.models.language_model import LanguageModel
+from adlm.objectives.linear_cross_entropy import Nats, sliced
+from adlm.objectives.objective import MaskedObjective, weight_at
+from adlm.types import Corrupted
+
+
+@dataclass(frozen=True)
+class ScoreEntropy(MaskedObjective):
+    """Ratios instead of probabilities: the network's a_v = logit_v - log(V - 1) is log of an unnormalised p(v | x_t).
+
+    With scores s_v = exp(a_v) / (e^sigma - 1), the denoising score entropy of a masked position is
+    sigma' (sum_v s_v - r log s_x0 + r (log r - 1)), r = 1 / (e^sigma - 1), which is
+    weight * (sum_v exp(a_v) - 1 - a_x0): the cross-entropy where the p are normalised, and more elsewhere.
+    A bound in continuous time, as Nelbo is.
+    """
+
+    def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:
+        size = model.vocabulary.size
+
+        def part(h: Tensor, y: Tensor) -> Tensor:
+            a = model.logits(h) - math.log(size - 1)
+            return a.exp().sum(-1) - 1 - a.gather(-1, y[:, None])[:, 0]
+
+        tokens = corrupted.x_0[corrupted.masked]
+        each = sliced(part, size, hidden, tokens) * weight_at(corrupted, corrupted.masked)
+        return Nats(each.sum(), each.detach())

@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from adlm.cli import main
+from adlm.data.corpus_table import TABLE, CorpusTable
+from adlm.data.shards import Shards
+
+
+@pytest.fixture
+def words(tmp_path) -> list[str]:
+    (tmp_path / "notes.txt").write_text("\n".join(f"line {i} of some notes" for i in range(400)))
+    command = ["prepare", str(tmp_path / "notes.txt"), "--tokenizer", "bpe:300", "--length", "16"]
+    return [*command, "--documents", "lines", "--cache", str(tmp_path / "cache"), "--workers", "1"]
+
+
+def printed_tables(capsys) -> list[Path]:
+    return [Path(line) for line in capsys.readouterr().out.splitlines() if line.endswith(TABLE)]
+
+
+def test_the_anchor_table_of_the_training_text_is_made_and_its_path_printed(tmp_path, words, capsys):
+    assert main([*words, "--anchor-table"]) == 0
+    assert list((tmp_path / "cache").glob(f"*/{TABLE}")) == printed_tables(capsys)
+    (path,) = (tmp_path / "cache").glob(f"*/{TABLE}")
+    assert "-train-" in path.parent.name
+    assert CorpusTable.read(path, vocab_size=300).key == Shards.open(path.parent).key
+
+
+def test_the_anchor_table_of_prepared_data_is_made_without_preparing_it_again(tmp_path, words, capsys):
+    assert main(words) == 0
+    assert not printed_tables(capsys)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("*/*.npy")}
+    assert main([*words, "--anchor-table"]) == 0
+    (path,) = printed_tables(capsys)
+    first = path.read_bytes()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("*/*.npy")} == before
+    path.unlink()
+    assert main([*words, "--anchor-table"]) == 0
+    assert printed_tables(capsys) == [path]
+    assert path.read_bytes() == first
+
+
+def test_another_split_has_a_table_if_it_is_named(words, capsys):
+    assert main([*words, "--anchor-table", "--split", "test"]) == 0
+    (path,) = printed_tables(capsys)
+    assert "-test-" in path.parent.name

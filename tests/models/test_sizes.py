@@ -1,0 +1,71 @@
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from adlm.errors import UnknownName
+from adlm.models.costs import count_parameters, forward_work, training_work
+from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
+from adlm.models.language_model import Vocabulary
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.sizes import KINDS, SIZES, published
+from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
+
+GPT2 = Vocabulary(50_258, 50_257)
+
+
+def test_the_small_models_have_the_published_number_of_parameters():
+    assert round(count_parameters(published("mdlm", "small"), GPT2).total / 1e6) == 170
+    assert round(count_parameters(published("adlm", "small"), GPT2).total / 1e6) == 293
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_name_builds(kind, size):
+    vocabulary = Vocabulary(100, 99)
+    assert count_parameters(published(kind, size), vocabulary).total > 0
+    with torch.device("meta"):
+        model = published(kind, size).build(vocabulary)
+        assert model.causal == (kind in ("ar", "a2r"))
+        assert model.features(torch.zeros(1, 8, dtype=torch.long)).final.shape == (1, 8, SIZES[size].width)
+
+
+def test_counts_are_those_of_the_built_network():
+    network = TwoStageConfig(StackConfig(width=16, heads=2, layers=2), 1, tied=True)
+    counted = count_parameters(network, Vocabulary(50, 49))
+    assert counted.total == sum(p.numel() for p in network.build(Vocabulary(50, 49)).parameters())
+    assert counted.vocabulary == 2 * 50 * 16 + 2 * 50  # the embedding, which is the heads; the hand-over; two biases
+
+
+STACK = StackConfig(width=32, heads=2, layers=3)
+NETWORKS = [
+    OneStageConfig(STACK),
+    *(TwoStageConfig(STACK, 1, h) for h in (Logits(), Probabilities(), Hidden(), Continued())),
+]
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda n: type(getattr(n, "hand_over", n)).__name__)
+def test_the_work_is_what_torch_counts(network):
+    vocabulary, length = Vocabulary(70, 69), 16
+    model = network.build(vocabulary)
+    tokens = torch.zeros(2, length, dtype=torch.long)
+    # The fused attention of a CPU is not counted by torch; the plain one is.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.logits(model.features(tokens).final[:, :5].flatten(0, 1))
+    expected = forward_work(network, vocabulary, length).forward(2 * length, 10)
+    assert counter.get_total_flops() == expected
+
+
+def test_a_training_step_is_three_forward_passes():
+    network, vocabulary = NETWORKS[0], Vocabulary(70, 69)
+    work = forward_work(network, vocabulary, 16)
+    step = training_work(network, vocabulary, length=16, rows=4, scored=0.5)
+    assert step == 3 * (64 * work.token + 32 * work.logits)
+
+
+def test_unknown_names_are_met_with_known_ones():
+    with pytest.raises(UnknownName, match="did you mean 'adlm'"):
+        published("adml", "small")
+    with pytest.raises(UnknownName, match="medium"):
+        published("adlm", "large")
