@@ -33,6 +33,8 @@ format: $(READY)
 
 bench: $(READY)
 	for program in benchmarks/[a-z]*.py; do $(BIN)/python $$program || exit 1; done
+	$(BIN)/python -m benchmarks.core.step
+	$(BIN)/python -m benchmarks.core.padding
 
 docs: $(READY)
 	$(BIN)/python docs/check.py

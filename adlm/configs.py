@@ -3,7 +3,9 @@
 A value is written as its fields plus `kind`, its class. Only classes of this package's own list can come back.
 """
 
+import json
 import types
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -84,3 +86,37 @@ def _plain(expected: Any, data: Any, where: str) -> Any:
             f"asked to read {where}", f"{data!r}, a {type(data).__name__}", f"give a value of type {name}"
         )
     return data
+
+
+def with_changes(value: T, changes: Sequence[str]) -> T:
+    """A copy of a dataclass with fields changed, as `--set train.steps=1000` says it.
+
+    The right side is JSON, or text that needs no quotes. A field that is itself a value takes the name of its kind
+    (`train.optimizer=AdamW`) or an object (`train.optimizer={"kind": "AdamW", "lr": 1e-4}`); the rest of it then has
+    its defaults.
+    """
+    data = to_json(value)
+    for change in changes:
+        path, equals, text = change.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"asked to set {change!r}", "no NAME=VALUE", "write as in train.steps=1000")
+        *parents, last = path.split(".")
+        inner = data
+        for depth, name in enumerate([*parents, last]):
+            where = ".".join(parents[:depth]) or "the run"
+            if not isinstance(inner, dict) or "kind" not in inner:
+                raise ConfigError(f"asked to set {path}", f"{where} has no fields of its own", f"set {where}")
+            if name not in inner or name == "kind":
+                raise UnknownName(f"field of {inner['kind']} at {where}", name, [key for key in inner if key != "kind"])
+            if depth < len(parents):
+                inner = inner[name]
+        old, new = inner[last], _literal(text)
+        inner[last] = {"kind": new} if isinstance(old, dict) and "kind" in old and isinstance(new, str) else new
+    return from_json(type(value), data)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)

@@ -43,14 +43,7 @@ class TableModel(LanguageModel):
         super().__init__()
         self.vocabulary, self.table, self.calls = vocabulary, table, 0
 
-    def features(
-        self,
-        tokens: Tensor,
-        t: Tensor | None = None,
-        *,
-        segments: Tensor | None = None,
-        wanted: Tensor | None = None,
-    ) -> Features:
+    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
         self.calls += 1
         final = self.table(tokens)
         return Features(final if wanted is None else final[wanted])

@@ -1,11 +1,12 @@
 import pytest
 
-from adlm.configs import from_json, to_json
+from adlm.configs import from_json, to_json, with_changes
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.hand_over import Continued
 from adlm.models.language_model import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
+from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
@@ -40,3 +41,32 @@ def test_mistakes_are_named_with_the_place_and_the_remedy():
             from_json(TrainConfig, {**good, "steps": wrong})
     with pytest.raises(ConfigError, match="no length"):
         from_json(Packing, {"kind": "Wrapped"})
+
+
+def test_fields_are_changed_by_their_path():
+    config = TwoStageConfig(StackConfig(width=32, heads=2))
+    changed = with_changes(config, ["anchor.width=64", "anchor.dropout=0.1", "tied=true", "hand_over=Continued"])
+    assert changed == TwoStageConfig(StackConfig(width=64, heads=2, dropout=0.1), hand_over=Continued(), tied=True)
+    assert config.anchor.width == 32
+    whole = with_changes(config, ['anchor={"kind": "StackConfig", "width": 16, "heads": 2}'])
+    assert whole.anchor == StackConfig(width=16, heads=2)
+    assert with_changes(config, []) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("anchor.widht=64", "did you mean 'width'"),
+        ("ancor.width=64", "did you mean 'anchor'"),
+        ("anchor.width=wide", "give a value of type int"),
+        ("anchor.width.more=1", "has no fields of its own"),
+        ("anchor.width", "write as in train.steps=1000"),
+        ("=3", "write as in train.steps=1000"),
+        ("hand_over=Logit", "did you mean 'Logits'"),
+        ("anchor.kind=Other", "no field"),
+        ("anchor.width=31", "rotary positions"),
+    ],
+)
+def test_changes_that_mean_nothing_are_answered_with_what_would(change, message):
+    with pytest.raises(ConfigError, match=message):
+        with_changes(TwoStageConfig(StackConfig(width=32, heads=2)), [change])

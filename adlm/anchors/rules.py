@@ -85,17 +85,7 @@ class RareInSequence(AnchorRule):
     most: int = 5
 
     def mark(self, batch: Batch) -> Tensor:
-        # In a sorted row a token occurs more than `most` times iff some run of most + 1 places holds only it.
-        tokens = batch.tokens.masked_fill(~batch.valid, -1)
-        ordered, place = tokens.sort(-1)
-        frequent = ordered.new_zeros(ordered.shape, dtype=bool)  # type: ignore[call-overload]
-        length = ordered.shape[1]
-        if length > self.most:
-            run = ordered[:, self.most :] == ordered[:, : length - self.most]
-            for shift in range(self.most + 1):
-                frequent[:, shift : shift + run.shape[1]] |= run
-        marks = frequent.new_zeros(frequent.shape).scatter(1, place, ~frequent)
-        return marks & batch.valid
+        return (counts_in_row(batch) <= self.most) & batch.valid
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from rich.text import Text
 from adlm import __version__
 from adlm.cli.progress import TrainingBar, bar, console
 from adlm.data.catalog import open_source
+from adlm.data.source import Source
 from adlm.data.stories import Stories
 from adlm.errors import ConfigError
+from adlm.models.card import Facts
 from adlm.recipes.demo import STEPS, DemoData, Trained, data, execute, runs
 
 
@@ -62,7 +64,7 @@ def command(
                 watch_test=lambda done, count, view=view: view.update(None, f"scoring {done}/{count}"),  # type: ignore[misc]
             )
             view.note = f"{result.parameters / 1e6:.2f} M parameters, {result.seconds:.0f} s of training"
-        result.model.save(out / run.name.lower())
+        result.model.save(out / run.name.lower(), facts=_facts(result, source, chosen, run.batch))
         results[run.name] = result
     texts = {name: result.model.generate(n=20 if quick else 100, seed=seed) for name, result in results.items()}
     console().print(_table(results, prepared, texts))
@@ -76,6 +78,17 @@ def command(
     example = 'adlm.load("' + (out / "adlm").as_posix() + '").generate(n=2)'
     console().print(
         f"Next: python -c 'import adlm; print(*{example}, sep=\"\\n\")'", highlight=False, markup=False, soft_wrap=True
+    )
+
+
+def _facts(result: Trained, source: Source, steps: int, rows: int) -> Facts:
+    """What the model's card says of it."""
+    return Facts(
+        data=f"`{source.name}` (licence: {source.licence}), {steps} steps of {rows} rows, by `adlm demo`.",
+        figures={
+            "nats a row, held out": result.score.nats_a_row,
+            "nats a token, held out": result.score.nats_a_token,
+        },
     )
 
 

@@ -7,11 +7,13 @@ import tyro
 from rich.table import Table
 
 from adlm.cli.progress import console
-from adlm.configs import to_json
+from adlm.configs import to_json, with_changes
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.costs import Work, count_parameters, forward_work, training_work
 from adlm.models.language_model import NetworkConfig, Vocabulary
+from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import KINDS, SIZES, published
+from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 
 
@@ -23,6 +25,7 @@ def command(
     vocabulary: int = 50_258,
     length: int = 1024,
     rows: int = 512,
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
 ) -> None:
     """List the networks that have a name, or show one: its shape, parameters and work.
 
@@ -32,6 +35,7 @@ def command(
         vocabulary: ids of the tokenizer, mask included; GPT-2's by default.
         length: tokens a row.
         rows: in a training step.
+        set: change a field of the network that is shown, as in --set anchor.width=640.
     """
     if min(vocabulary - 1, length, rows) < 1:
         raise ConfigError(
@@ -40,15 +44,16 @@ def command(
     words = Vocabulary(vocabulary, vocabulary - 1)
     names = {f"{kind}-{size}": (kind, size) for size in SIZES for kind in KINDS}
     if action == "list":
-        if name is not None:
-            raise ConfigError(f"asked to list {name!r}", "a list has them all", f"write: adlm recipes show {name}")
+        if name is not None or set:
+            asked = name or f"networks with {' '.join(set)}"
+            raise ConfigError(f"asked to list {asked!r}", "a list has them all", "write: adlm recipes show NAME")
         _list({each: published(*names[each]) for each in names}, words, length)
         return
     if name is None:
         raise ConfigError("asked to show a recipe", "none named", f"name one of {', '.join(names)}")
     if name not in names:
         raise UnknownName("recipe", name, names)
-    _show(name, published(*names[name]), words, length, rows)
+    _show(name, with_changes(published(*names[name]), set), words, length, rows)
 
 
 def _list(networks: dict[str, NetworkConfig], words: Vocabulary, length: int) -> None:
@@ -56,24 +61,25 @@ def _list(networks: dict[str, NetworkConfig], words: Vocabulary, length: int) ->
     for name, network in networks.items():
         work = forward_work(network, words, length)
         parameters = count_parameters(network, words).total
-        table.add_row(name, *_shape(network), _short(parameters), _short(work.token), _short(work.logits))
+        stack, layers = _shape(network)
+        table.add_row(name, str(stack.width), layers, _short(parameters), _short(work.token), _short(work.logits))
     table.caption = f"vocabulary of {words.size:,}, rows of {length:,}; work in floating-point operations"
     console().print(table)
 
 
-def _shape(network: NetworkConfig) -> tuple[str, str]:
+def _shape(network: NetworkConfig) -> tuple[StackConfig, str]:
+    """The (first) stack, and the layers of all."""
     if isinstance(network, TwoStageConfig):
-        return str(network.anchor.width), f"{network.anchor.layers} + {network.denoiser_layers}"
-    stack = network.stack  # type: ignore[attr-defined]
-    return str(stack.width), str(stack.layers)
+        return network.anchor, f"{network.anchor.layers} + {network.denoiser_layers}"
+    assert isinstance(network, OneStageConfig)
+    return network.stack, str(network.stack.layers)
 
 
 def _show(name: str, network: NetworkConfig, words: Vocabulary, length: int, rows: int) -> None:
     parameters = count_parameters(network, words)
     work = forward_work(network, words, length)
     two_stage = isinstance(network, TwoStageConfig)
-    causal = name.startswith(("ar-", "a2r-"))
-    scored = 1.0 if causal else 0.5
+    scored = 1.0 if _shape(network)[0].causal else 0.5
     # The anchors of a row are most of its tokens (count <= 5 in the row); taken as all, the work is at its highest.
     step = training_work(network, words, length=length, rows=rows, scored=scored, anchors=float(two_stage))
     dense = 3 * _dense(network, work, words).forward(rows * length, rows * length)
@@ -97,7 +103,7 @@ def _dense(network: NetworkConfig, work: Work, words: Vocabulary) -> Work:
     if not isinstance(network, TwoStageConfig):
         return work
     once, token = network.hand_over.work(words.size, network.anchor.width)
-    return Work(work.once - once, work.token - token + 2 * work.logits, work.logits)
+    return work._replace(once=work.once - once, token=work.token - token + 2 * work.logits)
 
 
 def _short(number: int) -> str:

@@ -34,25 +34,29 @@ def count_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> Paramete
 
 
 class Work(NamedTuple):
-    """Operations of one forward pass: `once` a call, for each token, for each position whose logits are made."""
+    """Operations of one forward pass: `once` a call; for each token; for each wanted position, what the last block
+    does after its attention; for each row of logits."""
 
     once: int
     token: int
+    wanted: int
     logits: int
 
     def forward(self, tokens: int, positions: int) -> int:
-        return self.once + tokens * self.token + positions * self.logits
+        """Of a pass over so many tokens that makes logits at so many positions."""
+        return self.once + tokens * self.token + positions * (self.wanted + self.logits)
 
 
 def forward_work(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> Work:
     """Of rows of `length` tokens."""
     size = vocabulary.size
     if isinstance(network, OneStageConfig):
-        return Work(0, _stack_work(network.stack, network.stack.layers, length), 2 * size * network.stack.width)
+        return _work(network.stack, network.stack.layers, length, size)
     if isinstance(network, TwoStageConfig):
         layers = network.anchor.layers + network.denoiser_layers
         once, token = network.hand_over.work(size, network.anchor.width)
-        return Work(once, _stack_work(network.anchor, layers, length) + token, 2 * size * network.anchor.width)
+        work = _work(network.anchor, layers, length, size)
+        return work._replace(once=once, token=work.token + token)
     raise TypeError(f"no count of work for {type(network).__name__}")
 
 
@@ -72,10 +76,13 @@ def training_work(
         anchors: share of the tokens at which the anchor stage's loss is taken.
     """
     tokens = rows * length
-    return 3 * forward_work(network, vocabulary, length).forward(tokens, round(tokens * (scored + anchors)))
+    work = forward_work(network, vocabulary, length)
+    return 3 * (work.forward(tokens, round(tokens * scored)) + round(tokens * anchors) * work.logits)
 
 
-def _stack_work(stack: StackConfig, layers: int, length: int) -> int:
-    """For each token: maps of 4 + 2 ratio times D x D a layer, and a row of attention scores twice."""
-    maps = (4 + 2 * stack.mlp_ratio) * stack.width**2
-    return 2 * layers * (maps + 2 * length * stack.width)
+def _work(stack: StackConfig, layers: int, length: int, size: int) -> Work:
+    """Maps of 4 + 2 ratio times D x D a layer, 3 of them before attention; and a row of attention scores twice."""
+    square = stack.width**2
+    after = (1 + 2 * stack.mlp_ratio) * square
+    token = layers * (3 * square + after + 2 * length * stack.width) - after
+    return Work(0, 2 * token, 2 * after, 2 * size * stack.width)

@@ -18,6 +18,7 @@ from adlm.errors import ConfigError
 from adlm.models.derived import frozen
 from adlm.models.layers import places_in, starts_of
 from adlm.models.stack import Stack
+from adlm.models.unpadded import moved, plan_for, put_back
 from adlm.types import Features
 
 
@@ -109,6 +110,7 @@ class LanguageModel(nn.Module, ABC):
 
     vocabulary: Vocabulary
     causal: bool = False
+    timed: bool = False  # told the time of each row, which must then keep to itself
     # Models whose logits are one linear map show it here, so that losses can be taken without storing logits.
     head: Head | None
     anchor_head: Head | None
@@ -117,7 +119,6 @@ class LanguageModel(nn.Module, ABC):
         super().__init__()
         self.head = self.anchor_head = None
 
-    @abstractmethod
     def features(
         self,
         tokens: Tensor,
@@ -135,6 +136,16 @@ class LanguageModel(nn.Module, ABC):
                 other documents do not touch a text.
             wanted: [B, L] bool; with it `final` is [N, D], at these positions alone, and cheaper.
         """
+        plan = plan_for(segments) if segments is not None and not self.timed else None
+        if plan is None:
+            return self._features(tokens, t, segments, wanted)
+        packed_wanted = None if wanted is None else moved(plan, wanted, False)
+        packed = self._features(moved(plan, tokens, self.vocabulary.mask_id), None, plan.segments, packed_wanted)
+        return put_back(plan, packed, wanted, tokens.shape)
+
+    @abstractmethod
+    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
+        """As `features`, on the rows as they are."""
 
     @abstractmethod
     def logits(self, final: Tensor) -> Tensor:

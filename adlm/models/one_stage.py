@@ -33,19 +33,13 @@ class OneStage(LanguageModel):
 
     def __init__(self, config: OneStageConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
-        self.config, self.vocabulary, self.causal = config, vocabulary, config.stack.causal
+        self.config, self.vocabulary = config, vocabulary
+        self.causal, self.timed = config.stack.causal, config.stack.timed
         self.embedding = Embedding(vocabulary, config.stack.width, config.positions, tied=config.tied)
         self.stack = config.stack.build()
         self.head = Head(vocabulary, config.stack.width, tied_to=self.embedding if config.tied else None)
 
-    def features(
-        self,
-        tokens: Tensor,
-        t: Tensor | None = None,
-        *,
-        segments: Tensor | None = None,
-        wanted: Tensor | None = None,
-    ) -> Features:
+    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
         if self.causal:
             tokens = shifted(tokens, self.vocabulary.mask_id, segments)
         return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, wanted)[1])

@@ -30,16 +30,21 @@ def _two(stack: StackConfig) -> NetworkConfig:
     return TwoStageConfig(stack, stack.layers // 2)
 
 
+def _causal(stack: StackConfig) -> StackConfig:
+    """Left-to-right networks have plain norms: there is no time to tell them."""
+    return replace(stack, causal=True, condition=0)
+
+
 KINDS: dict[str, Callable[[StackConfig], NetworkConfig]] = {
-    "ar": lambda stack: _one(replace(stack, causal=True)),
+    "ar": lambda stack: _one(_causal(stack)),
     "mdlm": _one,
     "adlm": _two,
-    "a2r": lambda stack: _two(replace(stack, causal=True)),
+    "a2r": lambda stack: _two(_causal(stack)),
 }
 
 
 def published(kind: str, size: str, *, dropout: float = 0.1) -> NetworkConfig:
-    """A network as published: adaptive norms of width 128 told nothing of the time, untied, rotary positions."""
+    """A network as published: untied, rotary positions; masked ones with norms adapted to a time that is always 0."""
     if kind not in KINDS:
         raise UnknownName("kind of network", kind, KINDS)
     if size not in SIZES:

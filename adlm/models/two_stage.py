@@ -50,7 +50,8 @@ class TwoStage(LanguageModel):
     def __init__(self, config: TwoStageConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         width = config.anchor.width
-        self.config, self.vocabulary, self.causal = config, vocabulary, config.anchor.causal
+        self.config, self.vocabulary = config, vocabulary
+        self.causal, self.timed = config.anchor.causal, config.anchor.timed
         self.embedding = Embedding(vocabulary, width, config.positions, tied=config.tied)
         tied_to = self.embedding if config.tied else None
         self.anchor: Stack = config.anchor.build()
@@ -59,14 +60,7 @@ class TwoStage(LanguageModel):
         self.denoiser: Stack = replace(config.anchor, layers=config.denoiser_layers).build()
         self.head = Head(vocabulary, width, tied_to=tied_to)
 
-    def features(
-        self,
-        tokens: Tensor,
-        t: Tensor | None = None,
-        *,
-        segments: Tensor | None = None,
-        wanted: Tensor | None = None,
-    ) -> Features:
+    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
         if self.causal:
             tokens = shifted(tokens, self.vocabulary.mask_id, segments)
         sigma = sigma_at(t)

@@ -52,8 +52,13 @@ class Sampler(ABC):
                 f"asked for temperature {self.temperature}", "it is not positive", "use 0.01 for nearly greedy"
             )
 
+    def sample(self, model: LanguageModel, canvas: Canvas, *, noise: Noise, watch: Watch | None = None) -> Sample:
+        """Fill the canvas. The model's weights are not to change meanwhile."""
+        with model.frozen():
+            return self._sample(model, canvas, noise, watch)
+
     @abstractmethod
-    def sample(self, model: LanguageModel, canvas: Canvas, *, noise: Noise, watch: Watch | None = None) -> Sample: ...
+    def _sample(self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None) -> Sample: ...
 
     def _draw(self, logits: Tensor, u: Tensor) -> Tensor:
         """Tokens [N] from logits [N, V] and one uniform number each."""
@@ -78,8 +83,7 @@ class Ancestral(Sampler):
     steps: int = 256
     schedule: Schedule = field(default_factory=LogLinear)
 
-    @torch.no_grad()
-    def sample(self, model: LanguageModel, canvas: Canvas, *, noise: Noise, watch: Watch | None = None) -> Sample:
+    def _sample(self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None) -> Sample:
         if model.causal:
             raise ConfigError(
                 "asked to unmask with a left-to-right model", "it only sees what is on the left", "use LeftToRight"
@@ -110,8 +114,7 @@ class Ancestral(Sampler):
 class LeftToRight(Sampler):
     """One token after another, for autoregressive models; whatever stands on the canvas is kept."""
 
-    @torch.no_grad()
-    def sample(self, model: LanguageModel, canvas: Canvas, *, noise: Noise, watch: Watch | None = None) -> Sample:
+    def _sample(self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None) -> Sample:
         if not model.causal:
             raise ConfigError(
                 "asked to write left to right", "the model sees both sides and was not trained for it", "use Ancestral"

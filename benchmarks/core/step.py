@@ -10,6 +10,7 @@ states in place. Tokens are drawn by Zipf's law, so that some are rare and some 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from adlm.anchors.rules import RareInSequence
 from adlm.diffusion.corruption import UniformMasking
+from adlm.models.costs import training_work
 from adlm.models.language_model import Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStage, TwoStageConfig
@@ -180,21 +182,16 @@ def matmul_peak(seconds: float = 2.0) -> float:
     return best
 
 
-def step_flops(batch: Batch, c: Corrupted, share: float = 1.0) -> float:
-    """Of the products of one step of ours, forward and backward, from their shapes."""
-    tokens, masked = batch.tokens.numel(), int(c.masked.sum())
-    anchors = share * int(RareInSequence(5).mark(batch).sum())
-    blocks = LAYERS + DENOISER_LAYERS
-    linear = tokens * blocks * 12 * WIDTH**2 + tokens * WIDTH**2
-    attention = blocks * 2 * tokens * LENGTH * WIDTH
-    heads = (masked + anchors) * SIZE * WIDTH
-    return 6 * (linear + attention + heads + SIZE * WIDTH**2)
+def step_flops(batch: Batch, c: Corrupted) -> int:
+    """Of the products of one step of ours, forward and backward."""
+    rows, anchors = len(batch.tokens), RareInSequence(5).mark(batch).float().mean().item()
+    masked = c.masked.float().mean().item()
+    network = TwoStageConfig(StackConfig(WIDTH, HEADS, LAYERS), DENOISER_LAYERS)
+    return training_work(network, Vocabulary(SIZE, MASK), length=LENGTH, rows=rows, scored=masked, anchors=anchors)
 
 
 def in_turn(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
     for _ in range(rounds):
         for name, function in functions.items():
             start = time.perf_counter()
@@ -211,11 +208,14 @@ def training(rows: int, rounds: int, compiled: bool) -> None:
     batch = rows_of(rows)
     CORRUPTED[rows] = corrupted = UniformMasking()(batch, MASK, NOISE)
     memory = {}
+    # Freed tensors go back to the system at once, so that the resident size is what is in use.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
     for name in VARIANTS:
         command = [sys.executable, "-m", "benchmarks.core.step", "--memory", name, "--rows", str(rows)]
-        memory[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["above"]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        memory[name] = json.loads(answer.stdout)["above"]
     steps = {name: stepper(name, batch, corrupted, compiled=compiled) for name in VARIANTS}
-    losses = {name: step() for name, step in steps.items()}
+    losses = {name: step() for name, step in steps.items()}  # and a round to warm up
     peak = matmul_peak()
     times = in_turn(steps, rounds)
     table = [
@@ -269,7 +269,7 @@ def sampling(rounds: int) -> None:
             return plain_sampling_forward(twin, x_t)
 
         with model.frozen():
-            differ = (ours() - theirs()[reveal]).abs().max().item()
+            differ = (ours() - theirs()[reveal]).abs().max().item()  # and a round to warm up
             times = in_turn({"plain": theirs, "adlm": ours}, rounds * 3)
         gain = ratio(times, "plain", "adlm")
         medians = {name: statistics.median(seconds) for name, seconds in times.items()}

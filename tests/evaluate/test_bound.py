@@ -170,7 +170,7 @@ def test_the_bound_of_anchored_masking_is_exact_where_positions_are_independent(
     powers = torch.tensor([power, 1.0, 1.0]).double()
 
     class Posterior(TableModel):
-        def features(self, tokens, t=None, *, segments=None, wanted=None):
+        def _features(self, tokens, t, segments, wanted):
             weights = law[None] * t.double()[:, None, None] ** powers  # p(v) p(masked | v, t)
             return Features(torch.nn.functional.pad(weights.log(), (0, 1))[wanted])
 

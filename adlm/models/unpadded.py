@@ -1,0 +1,86 @@
+"""Padding left out of the work: the texts of padded rows put side by side on fewer rows, and the results put back.
+
+Rows of one sentence each are mostly padding (published LM1B: 128 positions for about 28 tokens). Segments keep
+texts from seeing each other on a shared row just as they keep padding out, so the features are the same.
+"""
+
+import heapq
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adlm.types import Features
+
+# Below this share of text in a batch, fewer rows repay the sorting. benchmarks/core/padding.py measures it.
+WORTHWHILE = 0.85
+
+
+class Plan(NamedTuple):
+    """Flat positions of all text, in the batch's order: `old` [T] in its rows, `new` [T] in the new ones."""
+
+    old: Tensor
+    new: Tensor
+    segments: Tensor
+
+
+def plan_for(segments: Tensor) -> Plan | None:
+    """Where texts of padded rows [B, L] go; None where that does not pay."""
+    rows, length = segments.shape
+    text = segments >= 0
+    lengths = text.sum(-1)
+    starts = text.to(torch.uint8).argmax(-1)
+    places = torch.arange(length, device=segments.device) - starts[:, None]
+    whole = bool((text == ((places >= 0) & (places < lengths[:, None]))).all())  # one run of text a row
+    if not whole or int(lengths.sum()) > WORTHWHILE * segments.numel():
+        return None
+    row_of, first, count = _packed(lengths.tolist(), length)
+    if count >= rows:
+        return None
+    target = torch.tensor(row_of, device=segments.device) * length + torch.tensor(first, device=segments.device)
+    new = (target[:, None] + places)[text]
+    old = text.flatten().nonzero()[:, 0]
+    # Numbers that no two texts share.
+    numbers = segments + torch.arange(rows, device=segments.device)[:, None] * (int(segments.max()) + 1)
+    packed = torch.full((count * length,), -1, dtype=segments.dtype, device=segments.device)
+    packed[new] = numbers[text]
+    return Plan(old, new, packed.view(count, length))
+
+
+def _packed(lengths: list[int], length: int) -> tuple[list[int], list[int], int]:
+    """Row and first place of each text, longest first, on the row with the most room; and the number of rows."""
+    row_of, first = [0] * len(lengths), [0] * len(lengths)
+    free: list[tuple[int, int]] = []  # (minus the room left, row)
+    rows = 0
+    for text in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if lengths[text] == 0:
+            continue
+        if not free or -free[0][0] < lengths[text]:
+            heapq.heappush(free, (-length, rows))
+            rows += 1
+        room, row = heapq.heappop(free)
+        row_of[text], first[text] = row, length + room
+        heapq.heappush(free, (room + lengths[text], row))
+    return row_of, first, max(rows, 1)
+
+
+def moved(plan: Plan, values: Tensor, fill: int | bool) -> Tensor:
+    """[B, L] values of the texts in their new places."""
+    out = values.new_full((plan.segments.numel(),), fill)
+    out[plan.new] = values.flatten()[plan.old]
+    return out.view(plan.segments.shape)
+
+
+def put_back(plan: Plan, features: Features, wanted: Tensor | None, shape: torch.Size) -> Features:
+    """Features of the packed rows as those of the batch [B, L]; zeros at padding."""
+    anchor = None if features.anchor is None else _scattered(plan, features.anchor, shape)
+    if wanted is None:
+        return Features(_scattered(plan, features.final, shape), anchor)
+    # Both are in the order of their own rows: the place of each wanted position among the new ones.
+    order = plan.new[wanted.flatten()[plan.old]].argsort().argsort()
+    return Features(features.final[order], anchor)
+
+
+def _scattered(plan: Plan, x: Tensor, shape: torch.Size) -> Tensor:
+    out = x.new_zeros(shape.numel(), x.shape[-1])
+    return out.index_copy(0, plan.old, x.flatten(0, 1)[plan.new]).view(*shape, -1)
