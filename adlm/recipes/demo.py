@@ -33,6 +33,7 @@ from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.randomness import Noise
 from adlm.text_model import TextModel
 from adlm.train.optimizer import Muon
+from adlm.train.rates import StableDecay
 from adlm.train.trainer import Report, TrainConfig, train
 
 LENGTH = 64
@@ -78,7 +79,8 @@ def runs(*, steps: int = STEPS, seed: int = 0, positions: int = 0) -> list[DemoR
     """AR, MDLM and ADLM, four layers each: the same compute, and the same parameters but for a norm and a bias."""
     stack = StackConfig(width=96, heads=4, layers=4, convolution=5, query_key_norm=True)
     masking = CountMasking()
-    config = TrainConfig(steps=steps, optimizer=Muon(lr=3e-3, matrix_lr=2e-2), decay=0.3, seed=seed)
+    rate = StableDecay(warmup=50, decay=0.3)
+    config = TrainConfig(steps=steps, optimizer=Muon(lr=3e-3, matrix_lr=2e-2), rate=rate, seed=seed)
     models: list[tuple[str, NetworkConfig, Objective]] = [
         ("AR", OneStageConfig(replace(stack, causal=True), tied=True, positions=positions), CrossEntropy()),
         ("MDLM", OneStageConfig(stack, tied=True, positions=positions), Nelbo(masking)),

@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from adlm.data.loader import Loader
 from adlm.errors import TrainingError
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.objective import Objective
 from adlm.randomness import Noise
+from adlm.train.ema import Ema
 from adlm.train.optimizer import Muon, OptimizerConfig
 from adlm.train.precision import bf16_is_fast
+from adlm.train.rates import Rate, StableDecay
 
 
 @dataclass(frozen=True)
@@ -24,26 +25,17 @@ class TrainConfig:
     """How long and how.
 
     Args:
-        warmup: steps of linear warm-up.
-        decay: share of the run, at its end, over which the rate falls linearly to zero.
         ema: decay of the averaged weights that are kept; 0 keeps the last ones.
         bf16: matrix products in bfloat16 where the device is fast at it.
     """
 
     steps: int = 1000
     optimizer: OptimizerConfig = field(default_factory=Muon)
-    warmup: int = 50
-    decay: float = 0.4
+    rate: Rate = field(default_factory=StableDecay)
     clip: float = 1.0
     ema: float = 0.0
     bf16: bool = True
     seed: int = 0
-
-    def rate(self, step: int) -> float:
-        """Share of the full learning rate at a step."""
-        rising = (step + 1) / max(1, self.warmup)
-        falling = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return min(1.0, rising, falling)
 
 
 class Report(NamedTuple):
@@ -70,14 +62,14 @@ def train(
     model.to(device).train()
     optimizers = config.optimizer.build(model)
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
+    ema = Ema(model, config.ema) if config.ema else None
     noise = Noise(config.seed).fork("train")
     bf16 = config.bf16 and bf16_is_fast(device)
     started = time.perf_counter()
     for step, batch in zip(range(config.steps), loader, strict=False):
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
-            group["lr"] = peak * config.rate(step)
+            group["lr"] = peak * config.rate.share(step, config.steps)
         batch = batch.to(device)
         with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=bf16):
             terms = objective(model, batch, progress=step / config.steps, noise=noise)
@@ -101,10 +93,10 @@ def train(
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if average is not None:
-            average.update_parameters(model)
+        if ema is not None:
+            ema.update(model)
         if watch is not None:
             watch(report)
-    if average is not None:
-        model.load_state_dict(average.module.state_dict())
+    if ema is not None:
+        ema.keep(model)
     return model.eval()

@@ -20,13 +20,14 @@ from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
 from adlm.train.muon import MuonOptimizer, orthogonalised
 from adlm.train.optimizer import AdamW, Muon
+from adlm.train.rates import StableDecay
 from adlm.train.trainer import TrainConfig, train
 from tests.conftest import Texts
 
 TOKENIZER = characters("abcdefgh")
 VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
 STACK = StackConfig(width=32, heads=2, layers=2, convolution=3)
-CONFIG = TrainConfig(steps=60, warmup=5, optimizer=Muon(lr=5e-3))
+CONFIG = TrainConfig(steps=60, rate=StableDecay(5), optimizer=Muon(lr=5e-3))
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +69,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(shards):
         weights.append(torch.cat([p.flatten() for p in model.parameters()]))
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-
-
-def test_the_rate_rises_stays_and_falls_to_zero():
-    config = TrainConfig(steps=100, warmup=10, decay=0.2)
-    assert config.rate(0) == pytest.approx(0.1)
-    assert config.rate(50) == 1
-    assert config.rate(99) == pytest.approx(0.05)
 
 
 def test_averaged_weights_are_kept_when_asked(shards):
