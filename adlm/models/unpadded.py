@@ -13,7 +13,7 @@ from torch import Tensor
 from adlm.types import Features
 
 # Below this share of text in a batch, fewer rows repay the sorting. benchmarks/core/padding.py measures it.
-WORTHWHILE = 0.85
+WORTHWHILE = 0.8
 
 
 class Plan(NamedTuple):

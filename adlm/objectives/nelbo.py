@@ -52,8 +52,8 @@ class Anelbo(Nelbo):
     Args:
         gamma: weight of the anchor term after the ramp; it grows as min(gamma, progress).
         masked_only: the theorem's positions; the official code takes visible anchors too.
-        share: of the anchor positions, drawn at random and weighted by 1 / share: the same term in expectation,
-            for less work.
+        share: of each row's anchor positions, drawn at random and weighted up: the same term in expectation, for
+            less work.
     """
 
     rule: AnchorRule = field(default_factory=RareInSequence)
@@ -77,8 +77,8 @@ class Anelbo(Nelbo):
         if not gamma:
             return None
         among = corrupted.masked if self.masked_only else batch.scored
-        chosen = drawn(self.rule.mark(batch) & among, self.share, batch, noise)
-        return _anchor_cost(model, features, batch, chosen, weight_at(corrupted, chosen) * (gamma / self.share))
+        chosen, up = drawn(self.rule.mark(batch) & among, self.share, batch, noise)
+        return _anchor_cost(model, features, batch, chosen, gamma * corrupted.weight * up)
 
 
 @dataclass(frozen=True)
@@ -102,24 +102,30 @@ class AnchoredCrossEntropy(CrossEntropy):
         gamma = min(self.gamma, progress)
         if not gamma:
             return None
-        chosen = drawn(self.rule.mark(batch) & batch.scored, self.share, batch, noise)
-        weight = torch.full((int(chosen.sum()),), gamma / self.share, device=chosen.device)
-        return _anchor_cost(model, features, batch, chosen, weight)
+        chosen, up = drawn(self.rule.mark(batch) & batch.scored, self.share, batch, noise)
+        return _anchor_cost(model, features, batch, chosen, gamma * up)
 
 
-def drawn(chosen: Tensor, share: float, batch: Batch, noise: Noise) -> Tensor:
-    """A random share of the chosen positions [B, L], by each row's own noise."""
+def drawn(chosen: Tensor, share: float, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+    """A random share of the chosen positions [B, L], by each row's own noise, and what they weigh [B, 1].
+
+    A fixed number of each row: left to chance too, an eighth of them would add half as much noise again.
+    """
     if share == 1:
-        return chosen
-    return chosen & (noise.fork("anchors").uniform(batch.draw, chosen.shape[1]) < share)
+        return chosen, torch.ones(len(chosen), 1, device=chosen.device)
+    n = chosen.sum(-1, keepdim=True)
+    k = (n * share).ceil()
+    u = noise.fork("anchors").uniform(batch.draw, chosen.shape[1]).masked_fill(~chosen, 2.0)
+    return chosen & (u.argsort(-1).argsort(-1) < k), (n / k.clamp_min(1)).float()
 
 
 def _anchor_cost(model: LanguageModel, features: Features, batch: Batch, chosen: Tensor, weight: Tensor) -> Tensor:
+    """`weight` [B, 1] or [B, L] times the first stage's cross-entropy at the chosen positions, summed."""
     if features.anchor is None:
         raise ConfigError(
             f"asked for the anchor term with {type(model).__name__}", "it has one stage", "use a two-stage model"
         )
-    hidden, tokens = features.anchor[chosen], batch.tokens[chosen]
+    hidden, tokens, weight = features.anchor[chosen], batch.tokens[chosen], weight.expand(chosen.shape)[chosen]
     if model.anchor_head is not None:
         return weighted_nll(model.anchor_head, hidden, tokens, weight, with_mask=True).total
     return (nll(model.anchor_logits, model.vocabulary.size, hidden, tokens) * weight).sum()
