@@ -91,22 +91,18 @@ class _Gradients:
     def __init__(self, h: Tensor, w: Tensor, wide: torch.dtype) -> None:
         self.h, self.w = h, w
         self.hidden = torch.empty_like(h)
-        self.matrix = torch.empty(w.shape, dtype=wide, device=w.device)
+        # The first slice overwrites it, unless there is none or a short product has to be added to a wide sum.
+        overwritten = len(h) > 0 and h.dtype == wide
+        self.matrix = (torch.empty if overwritten else torch.zeros)(w.shape, dtype=wide, device=w.device)
         self.bias = torch.zeros(len(w), dtype=wide, device=w.device)
-        if not len(h):
-            self.matrix.zero_()
 
     def add(self, part: slice, slope: Tensor, weight: Tensor) -> None:
         """slope [n, V] = d nll / d logits of a slice. Weights scale rows, so they go to the narrow side of products."""
         scale = weight[:, None].to(slope.dtype)
         torch.mm(slope, self.w, out=self.hidden[part]).mul_(scale)
         scaled = self.h[part] * scale
-        if part.start == 0:
-            self.matrix.copy_(slope.mT @ scaled) if slope.dtype != self.matrix.dtype else torch.mm(
-                slope.mT, scaled, out=self.matrix
-            )
-        elif slope.dtype == self.matrix.dtype:
-            self.matrix.addmm_(slope.mT, scaled)
+        if slope.dtype == self.matrix.dtype:
+            self.matrix.addmm_(slope.mT, scaled, beta=0 if part.start == 0 else 1)
         else:
             self.matrix += slope.mT @ scaled
         self.bias += (slope.mT @ weight.to(slope.dtype)).to(self.bias.dtype)

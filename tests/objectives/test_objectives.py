@@ -104,6 +104,15 @@ def test_the_fused_loss_survives_certainty():
     assert hidden.grad.isfinite().all()
 
 
+def test_the_fused_loss_is_differentiated_once_and_says_so():
+    """Its gradients are scaled in place, so a second pass must not get them."""
+    hidden = torch.randn(3, 8, requires_grad=True)
+    total, _ = weighted_nll(Head(VOCABULARY, 8), hidden, TOKENS[0, :3], torch.ones(3))
+    (total * 0.5).backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (total * 0.5).backward()
+
+
 def test_the_fused_loss_works_under_autocast_to_bfloat16():
     torch.manual_seed(0)
     head = Head(VOCABULARY, 8)
