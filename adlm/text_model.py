@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from huggingface_hub import HfApi, ModelCard, ModelHubMixin
 from torch import Tensor
 
-from adlm.data.tokenizer import END, MASK, Tokenizer
+from adlm.data.tokenizer import MASK, Tokenizer
 from adlm.errors import ConfigError
 from adlm.evaluate.bound import mean_of, position_nats
 from adlm.models.card import CARD, Facts, card_text
@@ -149,7 +149,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 its first character and the one after its last. Tokens that reach into it count whole.
             draws: mask counts in all.
         """
-        network, roles = self.network, self.tokenizer.roles
+        network = self.network
         ids, counts = self._row(self._fitting(self.tokenizer.encode(text).tolist(), "score"))
         repeats = 1 if network.causal else max(2, min(_REPEATS, _positive("draws", draws)))
         rows = torch.arange(repeats)
@@ -162,7 +162,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         estimate = Estimate(nats.item(), 0.0, 0) if network.causal else mean_of(nats, repeats * strata)
         scored = batch.scored[0]
         surprise = costs.double().mean(0)[scored]
-        names = tuple(self.tokenizer.token(i) if i != roles.eos_id else END for i in tokens[0, scored].tolist())
+        names = tuple(self.tokenizer.token(i) for i in tokens[0, scored].tolist())
         return Score(estimate, names, tuple(surprise.tolist()))
 
     def _tokens_of(self, span: str | tuple[int, int], text: str, length: int) -> Tensor:

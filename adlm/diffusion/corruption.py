@@ -41,6 +41,11 @@ class Corruption(ABC):
         return (noise.fork("mask").uniform(batch.draw, batch.tokens.shape[1]) < chance) & batch.scored
 
 
+def _check_first(first: float) -> None:
+    if not 0 <= first < 1:
+        raise ConfigError(f"asked for times from {first} to 1", "not in [0, 1)", "use 1e-3, as published")
+
+
 @dataclass(frozen=True)
 class UniformMasking(Corruption):
     """The published process: draw t, mask every token independently with chance 1 - alpha(t).
@@ -57,6 +62,9 @@ class UniformMasking(Corruption):
     importance: bool = False
 
     def __post_init__(self) -> None:
+        _check_first(self.first)
+        if self.steps < 0:
+            raise ConfigError(f"asked for {self.steps} steps", "fewer than 0", "give 1 or more, or 0: continuous time")
         if self.importance and (self.steps or not self.first > 0):
             raise ConfigError(
                 f"asked for importance sampled times with first={self.first}, steps={self.steps}",
@@ -127,6 +135,7 @@ class AnchoredMasking(Corruption):
     first: float = 1e-3
 
     def __post_init__(self) -> None:
+        _check_first(self.first)
         if not self.power > 0:
             raise ConfigError(f"asked for anchors with power {self.power}", "not above 0", "use 2, or 1 for no effect")
 

@@ -33,6 +33,8 @@ def position_nats(
 ) -> Tensor:
     """Nats [B, L] whose sum over a row is an unbiased estimate of its bound, from `draws` levels a row."""
     objective = objective or clean_objective(model)
+    if draws < 1:
+        raise ConfigError(f"asked for a bound from {draws} draws a row", "fewer than 1", "give 1 or more")
     with model.frozen():
         if isinstance(objective, CrossEntropy):
             return objective.nats(model, batch, torch.zeros(len(batch.tokens)), noise)

@@ -35,6 +35,7 @@ class CrossEntropy(Objective):
     """Next-token cross-entropy for left-to-right models: exact, not a bound, so noise plays no part."""
 
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
+        _check_direction(self, model, causal=True)
         features = model.features(batch.tokens, segments=batch.segments, wanted=batch.scored)
         clean = self._clean(model, features, batch)
         extra = self._extra(model, features, batch, progress, noise)
@@ -43,6 +44,7 @@ class CrossEntropy(Objective):
 
     @torch.no_grad()
     def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
+        _check_direction(self, model, causal=True)
         features = model.features(batch.tokens, segments=batch.segments, wanted=batch.scored)
         return table(self._clean(model, features, batch).each, batch.scored)
 
@@ -63,6 +65,7 @@ class MaskedObjective(Objective, ABC):
     corruption: Corruption = field(default_factory=UniformMasking)
 
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
+        _check_direction(self, model, causal=False)
         corrupted = self.corruption(batch, model.vocabulary.mask_id, noise)
         features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
         clean = self._clean(model, features.final, corrupted)
@@ -80,6 +83,7 @@ class MaskedObjective(Objective, ABC):
                 "it is a training curriculum: its loss bounds nothing",
                 "evaluate with Nelbo(CountMasking())",
             )
+        _check_direction(self, model, causal=False)
         corrupted = self.corruption.at(level, batch, model.vocabulary.mask_id, noise)
         features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
         return table(self._clean(model, features.final, corrupted).each, corrupted.masked)
@@ -99,6 +103,16 @@ class MaskedObjective(Objective, ABC):
     ) -> Tensor | None:
         """A term that trains and is not reported."""
         return None
+
+
+def _check_direction(objective: Objective, model: LanguageModel, *, causal: bool) -> None:
+    """A model that sees both sides would see the token it is to predict; one that sees the left has no use of masks."""
+    if model.causal != causal:
+        raise ConfigError(
+            f"asked for {type(objective).__name__} with {type(model).__name__}",
+            f"the model {'sees only the left' if model.causal else 'sees both sides'}",
+            "use a causal stack, or Nelbo" if causal else "use CrossEntropy, or a stack that is not causal",
+        )
 
 
 def table(each: Tensor, chosen: Tensor) -> Tensor:

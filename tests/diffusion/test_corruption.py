@@ -143,6 +143,12 @@ def test_impossible_corruptions_are_refused():
         UniformMasking(importance=True, first=0.0)
     with pytest.raises(ConfigError, match="steps=0"):
         UniformMasking(importance=True, steps=5)
+    with pytest.raises(ConfigError, match="fewer than 0"):
+        UniformMasking(steps=-3)
+    for kind in (UniformMasking, AnchoredMasking):
+        for first in (-0.1, 1.0):
+            with pytest.raises(ConfigError, match=r"not in \[0, 1\)"):
+                kind(first=first)
     with pytest.raises(ConfigError, match="power"):
         AnchoredMasking(power=0.0)
     assert math.isfinite(UniformMasking(importance=True)(rows(1), MASK, Noise(0)).weight.item())

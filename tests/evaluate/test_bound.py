@@ -227,6 +227,11 @@ def test_time_conditioned_models_have_one_bound_by_either_estimator():
     assert results[0].mean == pytest.approx(results[1].mean, abs=4 * (results[0].error + results[1].error))
 
 
+def test_a_bound_from_no_draws_is_refused():
+    with pytest.raises(ConfigError, match="0 draws"):
+        position_nats(MODEL, batch_of([[0, 1, 2]]), draws=0, noise=Noise(0))
+
+
 def test_a_left_to_right_model_is_scored_exactly():
     model = network(causal=True)
     first, second = (position_nats(model, batch_of([[0, 1, 2]]), draws=1, noise=Noise(seed)) for seed in (0, 1))

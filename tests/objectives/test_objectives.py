@@ -290,6 +290,16 @@ def test_d3pm_needs_steps():
         D3pm(UniformMasking())
 
 
+@pytest.mark.parametrize("objective", [CrossEntropy(), Nelbo(), Anelbo(), ScoreEntropy(), D3pm()], ids=repr)
+def test_an_objective_for_the_other_direction_is_refused(objective):
+    """Else a bidirectional model would be trained to copy the token it is shown."""
+    model = two_stage(causal=not isinstance(objective, CrossEntropy))
+    with pytest.raises(ConfigError, match="sees"):
+        objective(model, BATCH, progress=1.0, noise=Noise(0))
+    with pytest.raises(ConfigError, match="sees"):
+        objective.nats(model, BATCH, torch.full((32,), 0.5), Noise(0))
+
+
 def test_a_curriculum_reports_no_bound_and_is_not_evaluated():
     objective = Nelbo(AnchoredMasking(RareInSequence(1)))
     model = two_stage()
