@@ -42,6 +42,8 @@ def from_json(expected: type[T], data: Any, *, where: str = "config") -> T:
     Args:
         where: what to call the place in messages, as in `config.stack.width`.
     """
+    if isinstance(data, str) and is_dataclass(expected):
+        data = {"kind": data}  # a value by the name of its kind
     if isinstance(data, dict) and is_dataclass(expected):
         kinds = _kinds(expected)
         kind = data.get("kind", expected.__name__)
@@ -110,8 +112,7 @@ def with_changes(value: T, changes: Sequence[str]) -> T:
                 raise UnknownName(f"field of {inner['kind']} at {where}", name, [key for key in inner if key != "kind"])
             if depth < len(parents):
                 inner = inner[name]
-        old, new = inner[last], _literal(text)
-        inner[last] = {"kind": new} if isinstance(old, dict) and "kind" in old and isinstance(new, str) else new
+        inner[last] = _literal(text)
     return from_json(type(value), data)
 
 

@@ -10,6 +10,7 @@ Each message has three parts: what was asked, what was found, what to do.
     │   └── DamagedData  prepared files that do not match their manifest
     ├── ModelError       a model folder or file that does not fit
     └── TrainingError    a run that must not go on
+        └── Interrupted  a run that was told to stop; it can go on later
 """
 
 import difflib
@@ -52,6 +53,17 @@ class ModelError(AdlmError):
 
 class TrainingError(AdlmError):
     pass
+
+
+class Interrupted(TrainingError):
+    """Stopped by a signal. `signal` is its number."""
+
+    def __init__(self, asked: str, found: str, fix: str, signal: int) -> None:
+        super().__init__(asked, found, fix)
+        self.signal = signal
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str, int]]:  # type: ignore[override]
+        return type(self), (self.asked, self.found, self.fix, self.signal)
 
 
 class UnknownName(ConfigError):

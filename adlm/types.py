@@ -34,6 +34,14 @@ class Batch:
         moved = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in values.items()}
         return Batch(**moved)
 
+    def split(self, rows: int) -> list["Batch"]:
+        """In parts of so many rows, in order; the last may have fewer."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return [
+            Batch(**{k: v[start : start + rows] if isinstance(v, Tensor) else v for k, v in values.items()})
+            for start in range(0, len(self.tokens), rows)
+        ]
+
     @property
     def scored(self) -> Tensor:
         """[B, L] bool: the positions a model has to predict."""

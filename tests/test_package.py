@@ -25,7 +25,7 @@ LAYERS = [
     ["diffusion"],
     ["anchors", "models", "data"],
     ["configs"],
-    ["types", "errors", "randomness"],
+    ["types", "errors", "randomness", "world"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from adlm import __version__
-from adlm.errors import AdlmError, UnknownName
+from adlm.errors import AdlmError, Interrupted, UnknownName
 
 COMMANDS = {
     "convert": "official ADLM, MDLM and AR checkpoints into model folders, and back; nothing in them is run",
     "demo": "train AR, MDLM and ADLM on text that comes with the package; score them, write samples",
     "prepare": "tokenise and pack a corpus into memory-mapped shards",
-    "recipes": "list the networks that have a name; show one's shape, parameters and work",
+    "recipes": "list the runs and networks that have a name; show what one is and takes",
+    "train": "train a model by a recipe, on one process or under torchrun; stopped, it goes on where it was",
 }
 
 
@@ -50,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"adlm.cli.{words[0]}")
         tyro.cli(module.command, prog=f"adlm {words[0]}", args=words[1:])
     except AdlmError as error:
-        print(f"adlm: {error}", file=sys.stderr)
-        return 2
+        rank = os.environ.get("RANK", "0")
+        # What all processes found, the first one tells.
+        print(f"adlm: {error}" if rank == "0" else f"adlm: process {rank} stopped: {error.asked}", file=sys.stderr)
+        return 128 + error.signal if isinstance(error, Interrupted) else 2
     except KeyboardInterrupt:
         print("adlm: stopped", file=sys.stderr)
         return 130

@@ -17,8 +17,7 @@ from adlm.data.catalog import open_source
 from adlm.data.source import Source
 from adlm.data.stories import Stories
 from adlm.errors import ConfigError
-from adlm.models.card import Facts
-from adlm.recipes.demo import STEPS, DemoData, Trained, data, execute, runs
+from adlm.recipes.demo import Trained, execute, runs, held_out_rows
 
 
 def command(
@@ -44,34 +43,40 @@ def command(
         if value is not None and value < 1:
             raise ConfigError(f"asked for {name} {value}", "fewer than 1", "give 1 or more")
     started = time.perf_counter()
-    source = Stories(train=40_000) if corpus == "stories" else open_source(corpus)
-    with bar(source.name, None) as view:
+    chosen = runs(corpus, steps=steps or (150 if quick else None), seed=seed)
+    cache = out / "data"
+    with bar(corpus, None) as view:
         view.update(None, "tokenising")
-        prepared = data(source, out / "data")
+        any_run = next(iter(chosen.values()))
+        test = held_out_rows(any_run, cache)
+        prepared = any_run.data.prepare(cache=cache, verify=False)
         view.note = (
-            f"{prepared.train.manifest['tokens']:,} training tokens, vocabulary {prepared.tokenizer.vocab_size}, "
-            f"rows of {prepared.train.length}"
+            f"{len(prepared.train):,} rows of {prepared.train.length} tokens, "
+            f"vocabulary {prepared.tokenizer.vocab_size:,}"
         )
+    source = open_source(corpus)
     results: dict[str, Trained] = {}
-    chosen = steps or (STEPS // 10 if quick else STEPS)
-    for run in runs(steps=chosen, seed=seed, positions=prepared.positions):
-        with bar(run.name, run.train.steps) as view:
+    for name, run in chosen.items():
+        with bar(name, run.train.steps) as view:
             result = execute(
                 run,
-                prepared,
-                test_rows=100 if quick else 500,
+                out / name.lower(),
+                test,
+                cache=cache,
+                rows=100 if quick else 500,
                 watch=TrainingBar(view, run.train.steps),
                 watch_test=lambda done, count, view=view: view.update(None, f"scoring {done}/{count}"),  # type: ignore[misc]
+                say=view.print,
             )
-            view.note = f"{result.parameters / 1e6:.2f} M parameters, {result.seconds:.0f} s of training"
-        result.model.save(out / run.name.lower(), facts=_facts(result, source, chosen, run.batch))
-        results[run.name] = result
+            score = result.score.nats_a_token
+            view.note = f"{result.parameters / 1e6:.2f} M parameters, {score.mean:.3f} ± {score.error:.3f} nats a token"
+        results[name] = result
     texts = {name: result.model.generate(n=20 if quick else 100, seed=seed) for name, result in results.items()}
-    console().print(_table(results, prepared, texts))
+    console().print(_table(results, source, texts))
     for name, written in texts.items():
         shown = [f"{_mark(source, text)}{text}" for text in written[:samples]]
         console().print(Panel(Text("\n\n".join(shown)), title=name, title_align="left"))
-    record = _record(results, prepared, texts, seed)
+    record = _record(results, source, test.key, texts, seed)
     (out / "results.json").write_text(json.dumps(record, indent=2) + "\n")
     minutes = (time.perf_counter() - started) / 60
     console().print(f"{minutes:.1f} minutes. Models, data and results.json are in {out}/.", highlight=False)
@@ -81,80 +86,67 @@ def command(
     )
 
 
-def _facts(result: Trained, source: Source, steps: int, rows: int) -> Facts:
-    """What the model's card says of it."""
-    return Facts(
-        data=f"`{source.name}` (licence: {source.licence}), {steps} steps of {rows} rows, by `adlm demo`.",
-        figures={
-            "nats a row, held out": result.score.nats_a_row,
-            "nats a token, held out": result.score.nats_a_token,
-        },
-    )
-
-
-def _floor(corpus: DemoData) -> tuple[float, float] | None:
+def _floor(source: Source) -> tuple[float, float] | None:
     """Exact nats a row and a token of the process the text comes from, where it is known."""
-    if not isinstance(corpus.source, Stories):
+    if not isinstance(source, Stories):
         return None
-    entropy = corpus.source.entropy()
-    return entropy, entropy / (corpus.source.mean_tokens() + 1)  # the end token is a token
+    entropy = source.entropy()
+    return entropy, entropy / (source.mean_tokens() + 1)  # the end token is a token
 
 
-def _consistent(corpus: DemoData, texts: list[str]) -> float | None:
-    if not isinstance(corpus.source, Stories):
+def _consistent(source: Source, texts: list[str]) -> float | None:
+    if not isinstance(source, Stories):
         return None
-    return sum(not corpus.source.problems(text) for text in texts) / len(texts)
+    return sum(not source.problems(text) for text in texts) / len(texts)
 
 
-def _mark(source: Any, text: str) -> str:
+def _mark(source: Source, text: str) -> str:
     """Before a sample: whether the story is one its grammar could have told."""
     if not isinstance(source, Stories):
         return ""
     return "· " if source.problems(text) else "✓ "
 
 
-def _table(results: dict[str, Trained], corpus: DemoData, texts: dict[str, list[str]]) -> Table:
-    floor = _floor(corpus)
+def _table(results: dict[str, Trained], source: Source, texts: dict[str, list[str]]) -> Table:
+    floor = _floor(source)
     unit = "story" if floor else "row"
-    table = Table(
-        "model", "parameters", "seconds", f"nats a {unit}", "perplexity", *(["flawless stories"] if floor else [])
-    )
+    table = Table("model", "parameters", f"nats a {unit}", "perplexity", *(["flawless stories"] if floor else []))
     for name, result in results.items():
         row, score = result.score.nats_a_row, result.score
         bound = "" if row.draws == 0 else "≤ "
         cells = [
             name,
             f"{result.parameters / 1e6:.2f} M",
-            f"{result.seconds:.0f}",
             f"{bound}{row.mean:.2f} ± {row.error:.2f}",
             f"{bound}{score.perplexity:.3f} ± {score.error:.3f}",
         ]
-        share = _consistent(corpus, texts[name])
+        share = _consistent(source, texts[name])
         table.add_row(*cells, *([f"{share:.0%}"] if share is not None else []))
     if floor:
-        table.add_row("exact floor", "", "", f"{floor[0]:.2f}", f"{math.exp(floor[1]):.3f}", "100%")
+        table.add_row("exact floor", "", f"{floor[0]:.2f}", f"{math.exp(floor[1]):.3f}", "100%")
     table.caption = (
         "held-out text; ± one standard error over rows; ≤ marks a bound, from 8 stratified mask counts a row"
     )
     return table
 
 
-def _record(results: dict[str, Trained], corpus: DemoData, texts: dict[str, list[str]], seed: int) -> dict[str, Any]:
-    floor = _floor(corpus)
+def _record(
+    results: dict[str, Trained], source: Source, test: str, texts: dict[str, list[str]], seed: int
+) -> dict[str, Any]:
+    floor = _floor(source)
     return {
         "adlm": __version__,
-        "corpus": corpus.source.name,
-        "data": {"train": corpus.train.key, "test": corpus.test.key},
+        "corpus": source.name,
+        "test": test,
         "seed": seed,
         "floor_nats_a_row": floor[0] if floor else None,
         "models": {
             name: {
                 "parameters": result.parameters,
-                "seconds": result.seconds,
                 "nats_a_row": result.score.nats_a_row._asdict(),
                 "nats_a_token": result.score.nats_a_token._asdict(),
                 "perplexity": result.score.perplexity,
-                "flawless": _consistent(corpus, texts[name]),
+                "flawless": _consistent(source, texts[name]),
                 "samples": texts[name][:20],
             }
             for name, result in results.items()

@@ -14,10 +14,8 @@ from adlm.data.catalog import listing, open_source
 from adlm.data.corpus_table import CorpusTable, make_table
 from adlm.data.documents import DocumentRule, Lines, Paragraphs, Whole, WikiTextArticles
 from adlm.data.packing import Packing, Padded, Wrapped
-from adlm.data.prepare import default_cache, prepare
+from adlm.data.prepare import prepare, tokenizer_for
 from adlm.data.shards import Shards
-from adlm.data.source import Source
-from adlm.data.tokenizer import Tokenizer, characters, load_tokenizer, train_bpe, train_words
 from adlm.errors import ConfigError
 
 _RULES: dict[str, DocumentRule] = {
@@ -26,19 +24,6 @@ _RULES: dict[str, DocumentRule] = {
     "paragraphs": Paragraphs(),
     "articles": WikiTextArticles(),
 }
-
-
-def tokenizer_for(name: str, source: Source) -> Tokenizer:
-    """A tokenizer by name; words and bpe:SIZE are trained on the beginning of the source."""
-    if name == "characters":
-        return characters()
-    if name == "words":
-        return train_words(source.beginning(source.splits[0]))
-    if name.startswith("bpe:"):
-        if not name[4:].isdigit():
-            raise ConfigError(f"asked for the tokenizer {name!r}", "no size after the colon", "write bpe:8192")
-        return train_bpe(source.beginning(source.splits[0]), int(name[4:]))
-    return load_tokenizer(name)
 
 
 @dataclass(frozen=True)
@@ -130,7 +115,7 @@ def command(
         encoding_errors="replace" if replace_bad_bytes else None,
     )
     packing = rows.build()
-    chosen = tokenizer_for(tokenizer, text)
+    chosen = tokenizer_for(tokenizer, text, cache=cache, force=force)
     console().print(f"{text.name}: {chosen.vocab_size:,} tokens, licence: {text.licence}", highlight=False)
     for name in text.splits if split == "all" else (split,):
         with bar(name, None) as view:
@@ -144,7 +129,7 @@ def command(
                 name,
                 chosen,
                 packing,
-                cache=cache or default_cache(),
+                cache=cache,
                 workers=(os.cpu_count() or 1) if workers is None else workers,
                 force=force,
                 watch=watch,

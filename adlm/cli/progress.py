@@ -1,5 +1,6 @@
 """Progress bars, the same for every long job."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -7,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from adlm.train.trainer import Report  # torch: `adlm prepare` does without
+    from adlm.train.metrics import Report, Validated  # torch: `adlm prepare` does without
 
 
 @cache
@@ -19,53 +21,107 @@ def console() -> Console:
 
 
 class _TimeLeft(ProgressColumn):
+    """What the job says is left, or what its pace so far says."""
+
     def render(self, task: Task) -> Text:
-        left = task.time_remaining
-        return Text("" if left is None else f"{int(left) // 60}:{int(left) % 60:02d} left", style="cyan")
+        left = task.time_remaining if task.fields["left"] is None else task.fields["left"]
+        return Text("" if left is None else f"{_clock(left)} left", style="cyan")
 
 
 @contextmanager
 def bar(label: str, total: int | None) -> Iterator["Bar"]:
     """A bar with a label, a count, a note and the time left. When output is piped, one plain line at the end."""
+    wide = console().width >= 140
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        _TimeLeft(),
+        BarColumn(bar_width=24 if wide else 8),
+        # The note takes what room the others leave, and is cut at its end.
+        TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        *([TimeElapsedColumn(Column(no_wrap=True))] if wide else []),
+        _TimeLeft(Column(no_wrap=True)),
     )
-    with Progress(*columns, console=console(), transient=True, disable=not console().is_terminal) as progress:
-        view = Bar(progress, progress.add_task(f"{label:<10}", total=total, note=""))
+    piped = not console().is_terminal
+    with Progress(*columns, console=console(), transient=True, expand=True, disable=piped) as progress:
+        view = Bar(progress, progress.add_task(f"{label:<10}", total=total, note="", left=None), label)
         yield view
-    console().print(f"{label:<10} {view.note}", highlight=False)
+    view.print(f"{label:<10} {view.note}")
 
 
 class Bar:
-    def __init__(self, progress: Progress, task: int) -> None:
-        self.progress, self.task, self.note = progress, task, ""
+    def __init__(self, progress: Progress, task: int, label: str) -> None:
+        self.progress, self.task, self.label, self.note = progress, task, label, ""
 
-    def update(self, completed: int | None, note: str) -> None:
-        """Show a note, and how much is done if that has changed."""
+    def update(self, completed: int | None, note: str, left: float | None = None) -> None:
+        """Show a note, how much is done if that has changed, and the seconds left if they are known."""
         self.note = note
-        self.progress.update(self.task, completed=completed, note=note)  # type: ignore[arg-type]
+        self.progress.update(self.task, completed=completed, note=note, left=left)  # type: ignore[arg-type]
+
+    def print(self, line: str) -> None:
+        """A line that stays, above the bar."""
+        self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class TrainingBar:
-    """Shows a training run: step, loss and bound smoothed over about 20 steps, tokens a second."""
+    """Shows a training run: loss and bound smoothed over about 20 steps, tokens a second, memory, the time left.
+
+    When output is piped, a plain line now and then: at each tenth of the run and each minute, later each ten minutes.
+    """
 
     def __init__(self, view: Bar, steps: int) -> None:
         self.view, self.steps = view, steps
-        self.loss = self.bound = self.tokens = 0.0
+        self.loss, self.bound = _Smooth(), _Smooth()
+        self.tenth, self.printed = -1, 0.0
 
     def __call__(self, report: "Report") -> None:
-        share = max(0.05, 1 / (report.step + 1))
-        self.loss += share * (report.loss - self.loss)
-        self.bound += share * (report.bound - self.bound)
-        self.tokens += report.tokens
-        speed = self.tokens / report.seconds
-        note = (
-            f"step {report.step + 1:>5}/{self.steps}  loss {self.loss:6.3f}  bound {self.bound:6.3f} nats/token"
-            f"  {speed:,.0f} tokens/s"
-        )
-        self.view.update(report.step + 1, note)
+        loss, bound = self.loss(report.loss), self.bound(report.bound)
+        parts = [
+            f"step {report.step:,}/{self.steps:,}",
+            f"loss {loss:.3f}",
+            "" if math.isnan(bound) else f"bound {bound:.3f}",
+            f"{report.speed:,.0f} tokens/s",
+            f"{report.skipped} skipped" if report.skipped else "",
+            f"{report.memory / 1e9:.1f} GB",
+        ]
+        note, left = "  ".join(filter(None, parts)), self._left(report)
+        self.view.update(report.step, note, left)
+        if self.view.progress.disable and self._is_due(report):
+            self.view.print(f"{self.view.label:<10} {note}  {'' if left is None else f'{_clock(left)} left'}".rstrip())
+
+    def validated(self, validated: "Validated") -> None:
+        """A line that stays."""
+        nats, best = validated.nats, " (best)" if validated.best else ""
+        error = f" ± {nats.error:.3f}" if math.isfinite(nats.error) else ""
+        self.view.print(f"validation at step {validated.step:,}: {nats.mean:.3f}{error} nats a token{best}")
+
+    def _left(self, report: "Report") -> float | None:
+        """Seconds, at the speed of recent steps: what was done before a resumption is not in it."""
+        if not (report.speed > 0 and report.step):
+            return None
+        return (self.steps - report.step) * report.tokens / report.step / report.speed
+
+    def _is_due(self, report: "Report") -> bool:
+        tenth, pause = 10 * report.step // self.steps, min(600.0, max(60.0, report.seconds / 20))
+        if tenth == self.tenth and report.seconds - self.printed < pause:
+            return False
+        self.tenth, self.printed = tenth, report.seconds
+        return True
+
+
+class _Smooth:
+    """A mean that forgets: of all values while they are few, then of about 20. What is not finite is left out."""
+
+    def __init__(self) -> None:
+        self.mean, self.count = math.nan, 0
+
+    def __call__(self, value: float) -> float:
+        if math.isfinite(value):
+            self.count += 1
+            self.mean = value if self.count == 1 else self.mean + max(0.05, 1 / self.count) * (value - self.mean)
+        return self.mean
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

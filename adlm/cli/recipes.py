@@ -1,20 +1,29 @@
-"""`adlm recipes`: what can be built by name, and what it costs."""
+"""`adlm recipes`: what can be trained and built by name, and what it costs."""
 
 import json
 from typing import Annotated, Literal
 
 import tyro
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from adlm.cli.progress import console
 from adlm.configs import to_json, with_changes
 from adlm.errors import ConfigError, UnknownName
-from adlm.models.costs import Work, count_parameters, forward_work, training_work
+from adlm.models.costs import Work, count_parameters, forward_work, shape_of, training_work
 from adlm.models.language_model import NetworkConfig, Vocabulary
-from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import KINDS, SIZES, published
-from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo
+from adlm.objectives.objective import Objective
+from adlm.recipes.named import FAMILIES, matched, recipe, recipes
+from adlm.recipes.twins import mismatch
+from adlm.train.plan import EFFICIENCY, Plan, memory, plan, summary
+from adlm.train.run import Run
+from adlm.world import device_for
+
+_GPT2, _LENGTH, _ROWS = 50_258, 1024, 512
 
 
 def command(
@@ -22,73 +31,155 @@ def command(
     name: Annotated[str | None, tyro.conf.Positional] = None,
     /,
     *,
-    vocabulary: int = 50_258,
-    length: int = 1024,
-    rows: int = 512,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    rows: int | None = None,
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
 ) -> None:
-    """List the networks that have a name, or show one: its shape, parameters and work.
+    """List the runs and networks that have a name, or show one: its settings, parameters and work.
 
     Args:
         action: list all of them, or show one.
-        name: as in adlm-small: ar, mdlm, adlm or a2r, and nano, micro, tiny, small or medium.
-        vocabulary: ids of the tokenizer, mask included; GPT-2's by default.
-        length: tokens a row.
-        rows: in a training step.
-        set: change a field of the network that is shown, as in --set anchor.width=640.
+        name: a run, as in openwebtext-adlm or wikitext2-mdlm-micro; or a network, as in adlm-small: ar, mdlm, adlm or
+            a2r, and nano, micro, tiny, small or medium.
+        vocabulary: for networks: ids of the tokenizer, mask included; GPT-2's by default.
+        length: for networks: tokens a row, 1024 by default.
+        rows: for networks: in a training step, 512 by default.
+        set: change a field of what is shown, as in --set train.steps=1000, or --set anchor.width=640 for a network.
     """
-    if min(vocabulary - 1, length, rows) < 1:
-        raise ConfigError(
-            f"asked for a vocabulary of {vocabulary}, rows of {length}, {rows} of them", "too few", "give more"
-        )
-    words = Vocabulary(vocabulary, vocabulary - 1)
-    names = {f"{kind}-{size}": (kind, size) for size in SIZES for kind in KINDS}
+    given = {"--vocabulary": vocabulary, "--length": length, "--rows": rows}
+    for option, value in given.items():
+        if value is not None and value < (least := 2 if option == "--vocabulary" else 1):
+            raise ConfigError(f"asked for {option} {value}", "too few", f"give {least} or more")
+    size = vocabulary or _GPT2
+    words, length, rows = Vocabulary(size, size - 1), length or _LENGTH, rows or _ROWS
+    networks = {f"{kind}-{size}": (kind, size) for size in SIZES for kind in KINDS}
     if action == "list":
         if name is not None or set:
-            asked = name or f"networks with {' '.join(set)}"
+            asked = name or f"recipes with {' '.join(set)}"
             raise ConfigError(f"asked to list {asked!r}", "a list has them all", "write: adlm recipes show NAME")
-        _list({each: published(*names[each]) for each in names}, words, length)
+        _list_runs()
+        _list_networks({each: published(*networks[each]) for each in networks}, words, length)
         return
     if name is None:
-        raise ConfigError("asked to show a recipe", "none named", f"name one of {', '.join(names)}")
-    if name not in names:
-        raise UnknownName("recipe", name, names)
-    _show(name, with_changes(published(*names[name]), set), words, length, rows)
+        raise ConfigError("asked to show a recipe", "none named", "name one of those that `adlm recipes` lists")
+    if name in networks:
+        _show_network(name, with_changes(published(*networks[name]), set), words, length, rows)
+        return
+    try:
+        run = recipe(name)
+    except UnknownName as error:
+        raise (UnknownName("recipe", name, [*error.known, *networks]) if error.kind == "recipe" else error) from None
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"asked to show the run {name} with {option} {value}",
+                "a run has its own",
+                "change it by --set, as in --set train.steps=1000",
+            )
+    _show_run(with_changes(run, set), matched(name))
 
 
-def _list(networks: dict[str, NetworkConfig], words: Vocabulary, length: int) -> None:
-    table = Table("name", "width", "layers", "parameters", "a token, forward", "its logits")
+def _list_runs() -> None:
+    runs = list(recipes().values())
+    for corpus, family in FAMILIES.items():
+        mine = [run for run in runs if run.name.startswith(f"{corpus}-")]
+        sums = [summary(run) for run in mine]
+        first = sums[0]
+        console().print(f"[bold]{escape(family.summary)}[/bold]", highlight=False)
+        sizes = f" Also -{', -'.join(family.sizes[1:])}." if family.sizes else ""
+        tokens = f"{first.steps:,} steps: {_short(first.all_tokens)} tokens"
+        console().print(f"{first.rows} rows of {first.length:,} a step, {tokens}.{sizes}", highlight=False)
+        table = Table("run", "network", "parameters", "objective", box=SIMPLE_HEAD, pad_edge=False)
+        table.columns[0].no_wrap = True
+        table.columns[2].justify = "right"
+        for run, sum_ in zip(mine, sums, strict=True):
+            table.add_row(run.name, _layers(run.network), _short(sum_.parameters.total), _loss(run.objective))
+        console().print(table)
+
+
+def _list_networks(networks: dict[str, NetworkConfig], words: Vocabulary, length: int) -> None:
+    console().print("[bold]Networks alone, as published.[/bold]", highlight=False)
+    console().print(
+        f"Vocabulary of {words.size:,}, rows of {length:,}; work in floating-point operations.", highlight=False
+    )
+    table = Table("network", "layers", "parameters", "a token, forward", "its logits", box=SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[2:]:
+        column.justify = "right"
     for name, network in networks.items():
         work = forward_work(network, words, length)
         parameters = count_parameters(network, words).total
-        stack, layers = _shape(network)
-        table.add_row(name, str(stack.width), layers, _short(parameters), _short(work.token), _short(work.logits))
-    table.caption = f"vocabulary of {words.size:,}, rows of {length:,}; work in floating-point operations"
+        table.add_row(name, _layers(network), _short(parameters), _short(work.token), _short(work.logits))
     console().print(table)
 
 
-def _shape(network: NetworkConfig) -> tuple[StackConfig, str]:
-    """The (first) stack, and the layers of all."""
-    if isinstance(network, TwoStageConfig):
-        return network.anchor, f"{network.anchor.layers} + {network.denoiser_layers}"
-    assert isinstance(network, OneStageConfig)
-    return network.stack, str(network.stack.layers)
+def _layers(network: NetworkConfig) -> str:
+    """12 + 6 x 768: layers of the stages, and their width."""
+    stack, layers = shape_of(network)
+    return f"{' + '.join(map(str, layers))} x {stack.width}"
 
 
-def _show(name: str, network: NetworkConfig, words: Vocabulary, length: int, rows: int) -> None:
+def _loss(objective: Objective) -> str:
+    name = type(objective).__name__
+    return f"{name} {objective.gamma:g}" if isinstance(objective, Anelbo | AnchoredCrossEntropy) else name
+
+
+def _show_run(run: Run, match: Run | None) -> None:
+    table = _two_columns(run.name)
+    for row in plan_rows(run, plan(run, device=device_for("auto"))):
+        table.add_row(*row)
+    if match is not None:
+        off = mismatch(run, match)
+        table.add_row(f"against {match.name}", f"{off.parameters:+.1%} parameters, {off.work:+.1%} work")
+    console().print(table)
+    console().print_json(json.dumps(to_json(run)))
+
+
+def plan_rows(run: Run, found: Plan) -> list[tuple[str, str]]:
+    """What a run will take, as labels and values for a table."""
+    sums, needed = found.summary, found.memory
+    lasting = needed.weights + needed.gradients + needed.optimizer + needed.ema
+    kind = "bfloat16" if found.bf16 else "float32"
+    rows = [
+        ("parameters", f"{sums.parameters.total:,}"),
+        ("  in embeddings and heads", f"{sums.parameters.vocabulary:,}, vocabulary of {sums.vocabulary.size:,}"),
+        ("  in the stacks", f"{sums.parameters.stacks:,}"),
+        ("a step", f"{sums.rows:,} rows of {sums.length:,}: {sums.tokens:,} tokens"),
+        (f"  on each of {found.world}" if found.world > 1 else "  computed in", _parts(found)),
+        ("  work", f"{sums.work:.3g} FLOP"),
+        ("all steps", f"{sums.steps:,}"),
+        ("  tokens", _short(sums.all_tokens)),
+        ("  work", f"{sums.all_work:.3g} FLOP"),
+        (f"memory, with products in {kind}", _bytes(needed.total)),
+        ("  model and optimiser", _bytes(lasting)),
+        ("  activations and logits", _bytes(needed.activations + needed.logits)),
+    ]
+    if run.train.bf16 and not found.bf16:
+        there = memory(run, sums.vocabulary, rows=found.micro_rows, bf16=True, parts=found.parts)
+        rows.append(("  on a GPU, in bfloat16", _bytes(there.total)))
+    estimate = f"{_duration(found.all_seconds)}, {_duration(found.seconds)} a step"
+    return [*rows, (f"time at {EFFICIENCY:.0%} of {_short(round(found.speed))}FLOP/s ({found.device})", estimate)]
+
+
+def _parts(found: Plan) -> str:
+    many = "" if found.micro_batches == 1 else "es"
+    return f"{found.micro_batches} micro-batch{many} of {found.micro_rows} rows"
+
+
+def _show_network(name: str, network: NetworkConfig, words: Vocabulary, length: int, rows: int) -> None:
     parameters = count_parameters(network, words)
     work = forward_work(network, words, length)
     two_stage = isinstance(network, TwoStageConfig)
-    scored = 1.0 if _shape(network)[0].causal else 0.5
+    scored = 1.0 if shape_of(network).stack.causal else 0.5
     # The anchors of a row are most of its tokens (count <= 5 in the row); taken as all, the work is at its highest.
     step = training_work(network, words, length=length, rows=rows, scored=scored, anchors=float(two_stage))
     dense = 3 * _dense(network, work, words).forward(rows * length, rows * length)
-    table = Table("", "", title=name, show_header=False)
+    table = _two_columns(name)
     table.add_row("parameters", f"{parameters.total:,}")
     table.add_row("  in embeddings and heads", f"{parameters.vocabulary:,}")
     table.add_row("  in the stacks", f"{parameters.stacks:,}")
-    table.add_row("weights in float32", f"{parameters.total * 4 / 2**20:,.0f} MB")
-    table.add_row("weights, gradients, AdamW", f"{parameters.total * 16 / 2**20:,.0f} MB")
+    table.add_row("weights in float32", _bytes(parameters.total * 4))
+    table.add_row("weights, gradients, AdamW", _bytes(parameters.total * 16))
     table.add_row(f"a training step, {rows} rows of {length}", f"{step:.3g} FLOP")
     table.add_row("  with logits at every position", f"{dense:.3g} FLOP")
     table.add_row("a sampling pass of a row, one token drawn", f"{work._replace(once=0).forward(length, 1):.3g} FLOP")
@@ -106,8 +197,23 @@ def _dense(network: NetworkConfig, work: Work, words: Vocabulary) -> Work:
     return work._replace(once=work.once - once, token=work.token - token + 2 * work.logits)
 
 
+def _two_columns(title: str) -> Table:
+    return Table("", "", title=title, title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False)
+
+
 def _short(number: int) -> str:
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.4g} {unit}"
     return str(number)
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.0f} MB"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("years", 31_557_600), ("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.3g} s"

@@ -1,6 +1,7 @@
 """The corpora of the field by name, from the Hub or from the files as their publishers lay them out.
 
-`open_source` takes a name of the catalog, `hub:owner/name[:config]`, or a path, and gives a `Source`. The rows of
+`open_source` takes a name of the catalog, `hub:owner/name[:config]`, or a path, and gives a `Source`; text that is
+generated may have its size after its name, as in `stories:40000`. The rows of
 the Hub could not be tried where this was written (no network): names, columns and splits are those that the pages
 of the data sets show. The layouts of local files are tested on real ones, except for PTB's and AG News'.
 """
@@ -181,7 +182,13 @@ _ENTRIES: tuple[Entry, ...] = (
         "the running Python",
         lambda: PythonDocs("code"),
     ),
-    Bundled("stories", "short stories of a simple world, made up by a grammar", "CC0-1.0", "generated", _stories),
+    Bundled(
+        "stories",
+        "short stories of a simple world, made up by a grammar",
+        "CC0-1.0",
+        "generated, by default 100,000; stories:40000 are fewer",
+        _stories,
+    ),
     Published(
         "lm1b",
         "One Billion Words, shuffled news sentences",
@@ -303,7 +310,7 @@ def open_source(
         streaming, revision: for the Hub.
         files, cut, encoding_errors: for files; see `TextFiles`.
     """
-    given = {
+    given: dict[str, Any] = {
         "field": field,
         "rule": documents,
         "detokenizer": detokenizer,
@@ -315,8 +322,13 @@ def open_source(
     }
     options = {option: value for option, value in given.items() if value is not None}
     name = str(name_or_path)
-    if isinstance(name_or_path, str) and name in CATALOG:
-        return CATALOG[name].open(Path(folder).expanduser() if folder is not None else None, options)
+    entry, colon, size = name.partition(":")
+    if isinstance(name_or_path, str) and entry in CATALOG:
+        if colon and not size.isdecimal():
+            raise ConfigError(f"asked for the data set {name!r}", "no number after the colon", f"write {entry}:40000")
+        if colon:
+            options["train"] = int(size)  # which generated text has, and no other
+        return CATALOG[entry].open(Path(folder).expanduser() if folder is not None else None, options)
     if folder is not None:
         raise UnknownName("data set", name, CATALOG)
     if name.startswith(_HUB):

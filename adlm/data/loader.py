@@ -1,4 +1,4 @@
-"""Batches from shards, in an order that depends on the seed and the epoch alone.
+"""Batches from a table, in an order that depends on the seed and the epoch alone.
 
 The order of an epoch is a keyed permutation that is computed, not stored; so the whole state of a loader is
 one number, the batches already given. Any number of ranks and workers sees the same global batches.
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from adlm.data.shards import Shards
+from adlm.data.table import Table
 from adlm.errors import ConfigError, DataError
 from adlm.types import Batch
 
@@ -45,15 +45,16 @@ def permuted(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.in
     return out.astype(np.int64)
 
 
-def read_rows(shards: Shards, rows: NDArray[np.int64], *, first_draw: int = 0) -> Batch:
+def read_rows(table: Table, rows: NDArray[np.int64], *, first_draw: int = 0) -> Batch:
     """These rows as a batch whose draws are numbered from `first_draw`."""
-    tokens = shards.tokens(rows)
-    documents = shards.documents(tokens)
+    tokens = table.tokens(rows)
+    fixed, documents = table.fixed(rows), table.documents(tokens)
     return Batch(
         tokens=torch.from_numpy(tokens),
-        valid=torch.from_numpy(shards.valid(rows)),
+        valid=torch.from_numpy(table.valid(rows)),
         index=torch.from_numpy(rows),
         draw=torch.arange(first_draw, first_draw + len(rows)),
+        fixed=None if fixed is None else torch.from_numpy(fixed),
         documents=None if documents is None else torch.from_numpy(documents),
     )
 
@@ -74,8 +75,8 @@ class LoaderConfig:
     shuffle: bool = True
     workers: int = 0
 
-    def build(self, shards: Shards, *, rank: int = 0, world: int = 1) -> "Loader":
-        return Loader(shards, self, rank=rank, world=world)
+    def build(self, table: Table, *, rank: int = 0, world: int = 1) -> "Loader":
+        return Loader(table, self, rank=rank, world=world)
 
 
 class Loader:
@@ -85,25 +86,25 @@ class Loader:
     that workers have read ahead.
     """
 
-    def __init__(self, shards: Shards, config: LoaderConfig, *, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, table: Table, config: LoaderConfig, *, rank: int = 0, world: int = 1) -> None:
         if config.batch < 1 or config.batch % world:
             raise ConfigError(
                 f"asked for a global batch of {config.batch} rows on {world} ranks",
                 "it does not divide evenly",
                 f"choose a multiple of {world}",
             )
-        if len(shards) < config.batch:
+        if len(table) < config.batch:
             raise DataError(
-                f"asked for batches of {config.batch} rows from {shards.folder.name}",
-                f"the data has {len(shards)} rows",
+                f"asked for batches of {config.batch} rows from {table.name}",
+                f"the data has {len(table)} rows",
                 "choose a smaller batch or more data",
             )
-        self.shards, self.config, self.rank, self.world = shards, config, rank, world
+        self.table, self.config, self.rank, self.world = table, config, rank, world
         self.given = 0
 
     @property
     def batches_an_epoch(self) -> int:
-        return len(self.shards) // self.config.batch
+        return len(self.table) // self.config.batch
 
     def rows(self, step: int) -> NDArray[np.int64]:
         """This rank's rows of global batch number `step`."""
@@ -113,12 +114,12 @@ class Loader:
         if not self.config.shuffle:
             return positions
         key = int.from_bytes(np.array([self.config.seed, epoch], np.uint64).tobytes(), "little")
-        return permuted(positions, len(self.shards), key)
+        return permuted(positions, len(self.table), key)
 
     def batch(self, step: int) -> Batch:
         """This rank's part of global batch number `step`."""
         rows = self.rows(step)
-        return read_rows(self.shards, rows, first_draw=step * self.config.batch + self.rank * len(rows))
+        return read_rows(self.table, rows, first_draw=step * self.config.batch + self.rank * len(rows))
 
     def __iter__(self) -> Iterator[Batch]:
         if self.config.workers == 0:
@@ -138,7 +139,7 @@ class Loader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"given": self.given, "batch": self.config.batch, "seed": self.config.seed, "data": self.shards.key}
+        return {"given": self.given, "batch": self.config.batch, "seed": self.config.seed, "data": self.table.key}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         mine = self.state_dict()

@@ -12,15 +12,16 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -28,18 +29,15 @@ from filelock import FileLock
 from adlm.data.packing import NOTHING, Encoded, Ids, Packing
 from adlm.data.shards import FORMAT, MANIFEST, Shards, checksum, write_atomically
 from adlm.data.source import Piece, Source
-from adlm.data.tokenizer import Tokenizer
+from adlm.data.table import Watch
+from adlm.data.tokenizer import Tokenizer, characters, load_tokenizer, train_bpe, train_words
 from adlm.errors import ConfigError, DataError
 
 CHUNK_CHARACTERS = 1 << 19
 SHARD_TOKENS = 1 << 24
 _PROGRESS = "progress.json"
-
-
-class Watch(Protocol):
-    """Told after every chunk: documents and characters read so far, rows written or waiting."""
-
-    def __call__(self, documents: int, characters: int, rows: int) -> None: ...
+_TOKENIZER = "tokenizer"
+_TRAINING = 1  # raised when the same text gives another tokenizer
 
 
 @dataclass
@@ -64,13 +62,84 @@ def data_key(source: Source, split: str, tokenizer: Tokenizer, packing: Packing)
     """Everything that shapes the bytes of the shards."""
     return {
         "format": FORMAT,
-        "source": {"class": type(source).__name__, "name": source.name, **source.fingerprint(split)},
-        "split": split,
+        **_text_key(source, split),
         "tokenizer": tokenizer.fingerprint,
         "packing": {"class": type(packing).__name__, **asdict(packing)},
         "shard_tokens": SHARD_TOKENS,
         "chunk_characters": CHUNK_CHARACTERS,
     }
+
+
+def _text_key(source: Source, split: str) -> dict[str, Any]:
+    return {
+        "source": {"class": type(source).__name__, "name": source.name, **source.fingerprint(split)},
+        "split": split,
+    }
+
+
+def tokenizer_for(
+    name: str,
+    source: Source | None = None,
+    split: str | None = None,
+    *,
+    cache: Path | None = None,
+    force: bool = False,
+) -> Tokenizer:
+    """A tokenizer by name: bpe:SIZE, words, characters, or what `load_tokenizer` takes.
+
+    The first two are trained on the beginning of a split and kept, so that a run that is started again, and every
+    process of it, gets the same one without waiting.
+
+    Args:
+        split: the first of the source by default.
+        cache: the folder that holds one folder a trained tokenizer, beside those of prepared splits.
+        force: train it again.
+    """
+    train = _training(name)
+    if train is None:
+        return characters() if name == "characters" else load_tokenizer(name)
+    if source is None:
+        raise ConfigError(
+            f"asked for the tokenizer {name!r}",
+            "it is trained on a corpus, and there is none here",
+            "name the tokenizer of the model to begin with: its folder or its Hub name",
+        )
+    split = split or source.splits[0]
+    folder, _ = _folder(
+        source, _TOKENIZER, {"training": _TRAINING, **_text_key(source, split), "tokenizer": name}, cache
+    )
+    kept, new = folder / _TOKENIZER, folder / f"{_TOKENIZER}.tmp"
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        if kept.exists() and not force:
+            with suppress(DataError):  # damaged: the text says what it has to be
+                return load_tokenizer(kept)
+        for old in (kept, new):
+            shutil.rmtree(old, ignore_errors=True)
+        train(source.beginning(split)).save(new)
+        new.replace(kept)
+        return load_tokenizer(kept)
+
+
+def _training(name: str) -> Callable[[Iterable[str]], Tokenizer] | None:
+    """What trains a tokenizer of that name, if one has to be trained."""
+    kind, colon, size = name.partition(":")
+    if kind != "bpe" or not colon:
+        return train_words if name == "words" else None
+    if not size.isdecimal():
+        raise ConfigError(f"asked for the tokenizer {name!r}", "no size after the colon", "write bpe:8192")
+    return partial(train_bpe, vocab_size=int(size))
+
+
+def _folder(source: Source, what: str, made_of: dict[str, Any], cache: Path | None) -> tuple[Path, str]:
+    """Where what is made of a source is kept, and the key over all that it is made of."""
+    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name)
+    folder = (cache or default_cache()) / f"{name}-{what}-{key[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"asked to prepare data in {folder}", str(error), "name a folder you can write to") from error
+    return folder, key
 
 
 def prepare(
@@ -82,6 +151,7 @@ def prepare(
     cache: Path | None = None,
     workers: int = 1,
     force: bool = False,
+    verify: bool = True,
     watch: Watch | None = None,
 ) -> Shards:
     """The shards of a split: opened if they exist, finished if they were begun, made otherwise.
@@ -90,24 +160,20 @@ def prepare(
         cache: the folder that holds one folder a prepared split.
         workers: processes that encode; 1 encodes in this process, on all its threads.
         force: throw away what is there, damaged or not.
+        verify: compare every checksum; of several processes, one is enough.
+        watch: told after every chunk.
     """
     if workers < 1:
         raise ConfigError(f"asked to prepare with {workers} workers", "fewer than 1", "give 1 or more")
     description = data_key(source, split, tokenizer, packing)
-    key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name)
-    folder = (cache or default_cache()) / f"{name}-{split}-{key[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"asked to prepare data in {folder}", str(error), "name a folder you can write to") from error
+    folder, key = _folder(source, split, description, cache)
     with FileLock(folder.with_name(folder.name + ".lock")):
         if force:
             shutil.rmtree(folder)
             folder.mkdir()
         if not (folder / MANIFEST).exists():
             _write(source, split, tokenizer, packing, folder, workers, watch, {"key": key, "made_of": description})
-        return Shards.open(folder)
+        return Shards.open(folder, verify=verify)
 
 
 def _write(
@@ -120,7 +186,7 @@ def _write(
     watch: Watch | None,
     head: dict[str, Any],
 ) -> None:
-    tokenizer.save(folder / "tokenizer")
+    tokenizer.save(folder / _TOKENIZER)
     state = _resume(folder)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     tables: list[tuple[Ids, Ids]] = []
@@ -233,14 +299,16 @@ def _encode_in_worker(texts: list[str]) -> list[Ids]:
 
 
 def _encode(
-    chunks: Iterable[list[Piece]], tokenizer: Tokenizer, workers: int
+    chunks: Iterator[list[Piece]], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[list[Piece], list[Encoded]]]:
     """Chunks and their ids, in order. At most two chunks a worker are under way, so memory stays flat."""
 
     def join(chunk: list[Piece], ids: list[Ids]) -> tuple[list[Piece], list[Encoded]]:
         return chunk, [Encoded(i, piece.ends) for i, piece in zip(ids, chunk, strict=True)]
 
-    if workers == 1:
+    beginning = list(islice(chunks, 2))
+    chunks = chain(beginning, chunks)
+    if workers == 1 or len(beginning) < 2:  # starting processes takes longer than one chunk
         for chunk in chunks:
             yield join(chunk, tokenizer.encode_batch([piece.text for piece in chunk]))
         return

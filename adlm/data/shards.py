@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adlm.data.table import Table
 from adlm.data.tokenizer import Tokenizer, load_tokenizer
 from adlm.errors import DamagedData, DataError
 
@@ -49,8 +50,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 @dataclass(frozen=True)
-class Shards:
-    """A prepared split, opened. `tokens(rows)` reads any rows in any order."""
+class Shards(Table):
+    """A prepared split, opened."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -95,13 +96,16 @@ class Shards:
         return int(self.manifest["rows"])
 
     @property
-    def length(self) -> int:
-        """Tokens a row."""
-        return int(self.manifest["length"])
+    def name(self) -> str:
+        return self.folder.name
 
     @property
     def key(self) -> str:
         return str(self.manifest["key"])
+
+    @property
+    def length(self) -> int:
+        return int(self.manifest["length"])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -127,7 +131,6 @@ class Shards:
         return {"folder": self.folder, "manifest": self.manifest}
 
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N, length] ids of the rows with these numbers."""
         out = np.empty((len(rows), self.length), np.int64)
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for i, (row, shard) in enumerate(zip(rows, shard_of, strict=True)):
@@ -135,23 +138,18 @@ class Shards:
         return out
 
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N] tokens of text in each row, padding left out: what a perplexity is divided by."""
         return np.full(len(rows), self.length) if self._lengths is None else self._lengths[rows]
 
     def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """[N, length]: the number in its row of the document each token belongs to, where they are kept apart.
-
-        A document ends with its end token. One at the very beginning of a row separates nothing: in framed rows it
-        may be the begin token too.
-        """
         if not self.manifest["apart"]:
             return None
+        # A document ends with its end token. One at the very beginning of a row separates nothing: in framed rows
+        # it may be the begin token too.
         ends = tokens == self.tokenizer.roles.eos_id
         ends[:, 0] = False
         return ends.cumsum(-1) - ends
 
     def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[N, length]: False at padding, unless padding is to be predicted."""
         if self.manifest["padding_counts"]:
             return np.ones((len(rows), self.length), bool)
         return np.arange(self.length) < self.lengths(rows)[:, None]

@@ -9,16 +9,20 @@ import torch
 from torch import Tensor
 
 from adlm.data.loader import read_rows
-from adlm.data.shards import Shards
+from adlm.data.table import Table
 from adlm.evaluate.bound import clean_objective, mean_of, position_nats
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.randomness import Noise
 from adlm.types import Estimate
+from adlm.world import World
 
 
 class Perplexity(NamedTuple):
-    """Nats a row and a token of text. `draws` is 0 where the value is exact for each row."""
+    """Nats a row, and a token of the text that was scored: neither padding nor what was given counts as one.
+
+    `draws` is 0 where the value is exact for each row.
+    """
 
     nats_a_row: Estimate
     nats_a_token: Estimate
@@ -35,14 +39,15 @@ class Perplexity(NamedTuple):
 
 def perplexity(
     model: LanguageModel,
-    shards: Shards,
+    table: Table,
     *,
     rows: int | None = None,
     draws: int = 8,
     objective: Objective | None = None,
     batch: int = 64,
     seed: int = 0,
-    device: torch.device | str = "cpu",
+    world: World | None = None,
+    through: Callable[[Callable[[LanguageModel], Tensor]], Tensor] | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
     """Score the first `rows` rows. The error is over rows, so it holds the draw of the masks and of the text.
@@ -51,20 +56,31 @@ def perplexity(
         objective: the bound, and how it is estimated; by default the exact likelihood, or the masked diffusion
             bound from stratified mask counts.
         draws: noise levels a row.
+        batch: rows that a process scores at a time.
+        world: the processes that share the work, where there are several, and the device.
+        through: how to call a function with the model, where that takes more than calling it.
     """
     model.eval()
     objective = objective or clean_objective(model)
-    count = min(rows or len(shards), len(shards))
+    world = world or World(device=next(model.parameters(), torch.zeros(0)).device)
+    call = through or (lambda function: function(model))
+    count = min(rows or len(table), len(table))
     noise = Noise(seed).fork("perplexity")
-    parts: list[Tensor] = []
-    texts = 0
-    for start in range(0, count, batch):
-        piece = read_rows(shards, np.arange(start, min(start + batch, count)), first_draw=start).to(device)
-        costs = position_nats(model, piece, draws=draws, noise=noise, objective=objective)
-        parts.append(costs.double().sum(-1).cpu())
-        texts += int(shards.lengths(piece.index.cpu().numpy()).sum())
+    blocks = -(-count // batch)
+    rounds = -(-blocks // world.size)
+    costs = torch.zeros(rounds, batch, dtype=torch.float64)
+    for i in range(rounds):
+        # Where blocks run out, a process scores the first again, since processes that share weights go together.
+        mine = i * world.size + world.rank
+        start = mine * batch if mine < blocks else 0
+        numbers = np.arange(start, min(start + batch, count))
+        piece = read_rows(table, numbers, first_draw=start).to(world.device)
+        with torch.no_grad():
+            nats = call(lambda model: position_nats(model, piece, draws=draws, noise=noise, objective=objective))  # noqa: B023
+        costs[i, : len(numbers)] = nats.cpu().double().sum(-1)
         if watch is not None:
-            watch(start + len(piece.tokens), count)
-    row = mean_of(torch.cat(parts), 0 if isinstance(objective, CrossEntropy) else draws)
-    tokens = texts / count
+            watch(min((i + 1) * world.size * batch, count), count)
+    each = world.gathered(costs).transpose(0, 1).flatten()[:count]
+    row = mean_of(each, 0 if isinstance(objective, CrossEntropy) else draws)
+    tokens = int(table.scored_lengths(np.arange(count)).sum()) / count
     return Perplexity(row, Estimate(row.mean / tokens, row.error / tokens, row.draws))

@@ -1,9 +1,10 @@
-"""What a network costs before it is built: parameters, and the work of its matrix products.
+"""What a network costs before it is built: parameters, the work of its matrix products, what a step keeps in memory.
 
 Work is counted in floating-point operations, two for each multiplication with its addition; a backward pass is
 twice its forward pass. Elementwise work is not counted.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,21 @@ from adlm.models.language_model import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+
+
+class Shape(NamedTuple):
+    """The stack that a network begins with, and the layers of each of its stages."""
+
+    stack: StackConfig
+    layers: tuple[int, ...]
+
+
+def shape_of(network: NetworkConfig) -> Shape:
+    if isinstance(network, OneStageConfig):
+        return Shape(network.stack, (network.stack.layers,))
+    if isinstance(network, TwoStageConfig):
+        return Shape(network.anchor, (network.anchor.layers, network.denoiser_layers))
+    raise TypeError(f"nothing is known of the shape of {type(network).__name__}")
 
 
 class Parameters(NamedTuple):
@@ -25,6 +41,7 @@ class Parameters(NamedTuple):
         return self.vocabulary + self.stacks
 
 
+@cache
 def count_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> Parameters:
     """Counted on a network without storage, so that no formula can be out of date."""
     with torch.device("meta"):
@@ -49,15 +66,12 @@ class Work(NamedTuple):
 
 def forward_work(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> Work:
     """Of rows of `length` tokens."""
-    size = vocabulary.size
-    if isinstance(network, OneStageConfig):
-        return _work(network.stack, network.stack.layers, length, size)
-    if isinstance(network, TwoStageConfig):
-        layers = network.anchor.layers + network.denoiser_layers
-        once, token = network.hand_over.work(size, network.anchor.width)
-        work = _work(network.anchor, layers, length, size)
-        return work._replace(once=once, token=work.token + token)
-    raise TypeError(f"no count of work for {type(network).__name__}")
+    stack, layers = shape_of(network)
+    work = _work(stack, sum(layers), length, vocabulary.size)
+    if not isinstance(network, TwoStageConfig):
+        return work
+    once, token = network.hand_over.work(vocabulary.size, stack.width)
+    return work._replace(once=once, token=work.token + token)
 
 
 def training_work(
@@ -78,6 +92,34 @@ def training_work(
     tokens = rows * length
     work = forward_work(network, vocabulary, length)
     return 3 * (work.forward(tokens, round(tokens * scored)) + round(tokens * anchors) * work.logits)
+
+
+def activation_bytes(
+    network: NetworkConfig, *, scored: float = 0.5, anchors: float = 0.0, short: int = 4, recompute: bool = False
+) -> int:
+    """What a training step keeps of each token for its backward pass.
+
+    A block keeps, in widths: the residual stream before each half, in float32; and in the type of its matrix products
+    its two normalised inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2
+    ratio in all. Dropout adds 2, a convolution 1, normalised queries and keys 3, the time 2 of float32 and 2 more. The
+    last block keeps what comes after attention at scored positions alone. Where losses are taken, the last norm's
+    input and output and a gradient are kept too.
+
+    Args:
+        scored, anchors: as in `training_work`.
+        short: bytes of a number in matrix products: 2 in bfloat16.
+        recompute: blocks keep their input alone, and one at a time all the rest.
+    """
+    stack, layers = shape_of(network)
+    before = 4 + short * (5 + bool(stack.convolution) + 3 * stack.query_key_norm) + 4 * stack.timed
+    after = 4 + short * (1 + 2 * stack.mlp_ratio + 2 * bool(stack.dropout)) + (4 + 2 * short) * stack.timed
+    widths = sum(layers) * (before + after) - (1 - scored) * after
+    if recompute:
+        widths = sum(layers) * 4 + before + after
+    widths += scored * (8 + short)
+    if len(layers) == 2:
+        widths += 8 + anchors * 2 * short
+    return round(widths * stack.width)
 
 
 def _work(stack: StackConfig, layers: int, length: int, size: int) -> Work:

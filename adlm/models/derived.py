@@ -32,7 +32,9 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
     Samplers and scorers run inside it. It may be nested: what the outermost made is dropped when it ends.
     """
-    modules = [m for m in model.modules() if isinstance(m, Deriving) and m._kept is None]
+    # Weights in parts (FSDP2) come and go with every call: what was made of them must not outlive it.
+    in_parts = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    modules = [m for m in model.modules() if isinstance(m, Deriving) and m._kept is None and not in_parts]
     for module in modules:
         module._kept = {}
     try:

@@ -6,9 +6,10 @@ changes and puts the new ones in last, so whenever it is interrupted, config and
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from adlm.configs import from_json, to_json
 from adlm.data.packing import Packing
@@ -32,11 +33,16 @@ _UNFINISHED = ".saving-"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that is needed to build the network again, and the rows it was trained on."""
+    """Everything that is needed to build the network again, and the rows it was trained on.
+
+    Args:
+        run: the training run, as JSON, where there was one: it can be trained again.
+    """
 
     network: NetworkConfig
     vocabulary: Vocabulary
     rows: Packing
+    run: dict[str, Any] | None = field(default=None, hash=False)
 
     def build(self) -> LanguageModel:
         return self.network.build(self.vocabulary)

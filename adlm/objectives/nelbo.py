@@ -64,6 +64,10 @@ class Anelbo(Nelbo):
     def __post_init__(self) -> None:
         _check_share(self.share)
 
+    @property
+    def trains_anchor(self) -> bool:
+        return self.gamma > 0
+
     def _extra(
         self,
         model: LanguageModel,
@@ -73,9 +77,10 @@ class Anelbo(Nelbo):
         progress: float,
         noise: Noise,
     ) -> Tensor | None:
-        gamma = min(self.gamma, progress)
-        if not gamma:
+        if not self.gamma:
             return None
+        # Zero at the very first step, and taken all the same: every step reaches the same parameters.
+        gamma = min(self.gamma, progress)
         among = corrupted.masked if self.masked_only else batch.scored
         chosen, up = drawn(self.rule.mark(batch) & among, self.share, batch, noise)
         return _anchor_cost(model, features, batch, chosen, gamma * corrupted.weight * up)
@@ -96,12 +101,17 @@ class AnchoredCrossEntropy(CrossEntropy):
     def __post_init__(self) -> None:
         _check_share(self.share)
 
+    @property
+    def trains_anchor(self) -> bool:
+        return self.gamma > 0
+
     def _extra(
         self, model: LanguageModel, features: Features, batch: Batch, progress: float, noise: Noise
     ) -> Tensor | None:
-        gamma = min(self.gamma, progress)
-        if not gamma:
+        if not self.gamma:
             return None
+        # Zero at the very first step, and taken all the same: every step reaches the same parameters.
+        gamma = min(self.gamma, progress)
         chosen, up = drawn(self.rule.mark(batch) & batch.scored, self.share, batch, noise)
         return _anchor_cost(model, features, batch, chosen, gamma * up)
 

@@ -21,6 +21,11 @@ from adlm.types import Batch, Corrupted, Features, LossTerms
 
 @dataclass(frozen=True)
 class Objective(ABC):
+    @property
+    def trains_anchor(self) -> bool:
+        """Whether a first stage has a term of its own. Without it, its head may have no gradient."""
+        return False
+
     @abstractmethod
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
         """Sums over the batch. `progress` in [0, 1] is the share of the run that is done, for terms that ramp."""

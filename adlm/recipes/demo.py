@@ -1,55 +1,25 @@
-"""The demo: AR, MDLM and ADLM of one size, on one corpus, for minutes on a laptop's CPU.
-
-The paper's recipe is made for days on many GPUs. These runs differ from it where docs/log.md found that to help
-in minutes: Muon, tied embeddings, normalised queries and keys, a short convolution in every block.
-"""
+"""The demo: AR, MDLM and ADLM of one size, on one corpus, for minutes on a laptop's CPU."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from adlm.anchors.rules import RareInSequence
-from adlm.data.loader import LoaderConfig
-from adlm.data.packing import Packing, Padded, Wrapped
-from adlm.data.prepare import prepare
-from adlm.data.shards import Shards
-from adlm.data.source import Source
-from adlm.data.stories import Stories
-from adlm.data.tokenizer import Tokenizer, train_bpe, train_words
-from adlm.diffusion.corruption import CountMasking
+from adlm.configs import to_json
+from adlm.data.config import Corpus
+from adlm.data.packing import Wrapped
+from adlm.data.table import Table
 from adlm.errors import DataError
 from adlm.evaluate.perplexity import Perplexity, perplexity
-from adlm.models.hand_over import Continued
-from adlm.models.io import ModelConfig
-from adlm.models.language_model import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
-from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
-from adlm.objectives.nelbo import Anelbo, Nelbo
-from adlm.objectives.objective import CrossEntropy, Objective
-from adlm.randomness import Noise
+from adlm.recipes import small
 from adlm.text_model import TextModel
-from adlm.train.optimizer import Muon
-from adlm.train.rates import StableDecay
-from adlm.train.trainer import Report, TrainConfig, train
+from adlm.train.folder import stored_run
+from adlm.train.run import Run, ValidationConfig
+from adlm.train.trainer import Watch, fit
 
-LENGTH = 64
-STEPS = 1500
-
-
-@dataclass(frozen=True)
-class DemoRun:
-    """One model of the demo."""
-
-    name: str
-    network: NetworkConfig
-    objective: Objective
-    train: TrainConfig
-    batch: int = 16
-    seed: int = 0
+NAMES = {"ar": "AR", "mdlm": "MDLM", "adlm": "ADLM"}
 
 
 class Trained(NamedTuple):
@@ -57,88 +27,59 @@ class Trained(NamedTuple):
 
     model: TextModel
     parameters: int
-    seconds: float
     score: Perplexity
 
 
-class DemoData(NamedTuple):
-    """The corpus, prepared. Rows that begin with their document let a model learn places (`positions`)."""
-
-    source: Source
-    tokenizer: Tokenizer
-    packing: Packing
-    train: Shards
-    test: Shards
-
-    @property
-    def positions(self) -> int:
-        return self.packing.length if self.packing.pads else 0
+def runs(corpus: str = "stories", *, steps: int | None = None, seed: int = 0) -> dict[str, Run]:
+    """The three runs by the names of their models, on the stories or on any other text."""
+    return {name: _run(kind, corpus, steps, seed) for kind, name in NAMES.items()}
 
 
-def runs(*, steps: int = STEPS, seed: int = 0, positions: int = 0) -> list[DemoRun]:
-    """AR, MDLM and ADLM, four layers each: the same compute, and the same parameters but for a norm and a bias."""
-    stack = StackConfig(width=96, heads=4, layers=4, convolution=5, query_key_norm=True)
-    masking = CountMasking()
-    rate = StableDecay(warmup=50, decay=0.3)
-    config = TrainConfig(steps=steps, optimizer=Muon(lr=3e-3, matrix_lr=2e-2), rate=rate, seed=seed)
-    models: list[tuple[str, NetworkConfig, Objective]] = [
-        ("AR", OneStageConfig(replace(stack, causal=True), tied=True, positions=positions), CrossEntropy()),
-        ("MDLM", OneStageConfig(stack, tied=True, positions=positions), Nelbo(masking)),
-        (
-            "ADLM",
-            TwoStageConfig(replace(stack, layers=3), 1, Continued(), tied=True, positions=positions),
-            Anelbo(masking, RareInSequence(5), gamma=0.05, masked_only=True),
-        ),
-    ]
-    return [DemoRun(name, network, objective, config, seed=seed) for name, network, objective in models]
+def _run(kind: str, corpus: str, steps: int | None, seed: int) -> Run:
+    run = small.demo(kind)
+    train = replace(run.train, steps=steps or run.train.steps, seed=seed)
+    run = replace(run, train=train, validation=ValidationConfig(every=500, rows=64))
+    if corpus == "stories":
+        return run
+    # Rows of packed text begin anywhere, so places mean nothing.
+    network = run.network
+    assert isinstance(network, OneStageConfig | TwoStageConfig)
+    data = Corpus(corpus, "bpe:1024", Wrapped(64))
+    return replace(run, data=data, network=replace(network, positions=0))
 
 
-def data(source: Source, cache: Path) -> DemoData:
-    """Tokenizer and shards: words and a row a story for `stories`, BPE and packed rows for any other text."""
-    held_out = next((split for split in ("test", "valid") if split in source.splits), None)
+def held_out_rows(run: Run, cache: Path) -> Table:
+    """Held-out rows that no run validates on, where the corpus has them."""
+    data = run.data
+    assert isinstance(data, Corpus)
+    splits = data.open().splits
+    held_out = next((split for split in ("test", "valid") if split in splits), None)
     if held_out is None:
         raise DataError(
-            f"asked to train and score models on {source.name}",
-            f"only the splits {', '.join(source.splits)}: nothing held-out to score on",
+            f"asked to train and score models on {data.source}",
+            f"only the splits {', '.join(splits)}: nothing held-out to score on",
             "add a file with test or valid in its name, or rename the file so that it is cut into splits",
         )
-    packing: Packing
-    if isinstance(source, Stories):
-        tokenizer = train_words(source.beginning("train"))
-        # Padding is predicted, so that a row's likelihood is the story's and can be held against its entropy.
-        packing = Padded(LENGTH, begin=False, crop=True, predict_padding=True)
-    else:
-        tokenizer = train_bpe(source.beginning("train"), 1024)
-        packing = Wrapped(LENGTH)
-    shards = [prepare(source, split, tokenizer, packing, cache=cache) for split in ("train", held_out)]
-    return DemoData(source, tokenizer, packing, *shards)
+    table = replace(data, valid=held_out).prepare(cache=cache).valid
+    assert table is not None
+    return table
 
 
 def execute(
-    run: DemoRun,
-    corpus: DemoData,
+    run: Run,
+    out: Path,
+    test: Table,
     *,
-    test_rows: int = 1000,
+    cache: Path,
+    rows: int,
     draws: int = 8,
-    watch: Callable[[Report], None] | None = None,
+    watch: Watch | None = None,
     watch_test: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] = print,
 ) -> Trained:
-    """Train and score one model."""
-    tokenizer = corpus.tokenizer
-    config = ModelConfig(run.network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), corpus.packing)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(Noise(run.seed).fork("init", run.name).seed % 2**63)
-        network = config.build()
-    loader = LoaderConfig(run.batch, seed=run.seed).build(corpus.train)
-    seconds = 0.0
-
-    def timed(report: Report) -> None:
-        nonlocal seconds
-        seconds = report.seconds
-        if watch is not None:
-            watch(report)
-
-    train(network, run.objective, loader, run.train, watch=timed)
-    score = perplexity(network, corpus.test, rows=test_rows, draws=draws, seed=run.seed, watch=watch_test)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    return Trained(TextModel(network, config, tokenizer), parameters, seconds, score)
+    """Train and score one model; what another demo left in the folder is replaced."""
+    same = stored_run(out) == to_json(run)
+    fitted = fit(run, out, resume="auto" if same else "never", cache=cache, watch=watch, say=say)
+    score = perplexity(fitted.model, test, rows=rows, draws=draws, seed=run.train.seed, watch=watch_test)
+    parameters = sum(parameter.numel() for parameter in fitted.model.parameters())
+    return Trained(TextModel(fitted.model, fitted.config, fitted.tokenizer), parameters, score)

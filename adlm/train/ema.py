@@ -1,6 +1,7 @@
 """A moving average of the weights, as published: mean += (1 - d) (weights - mean), d = min(decay, (1 + n) / (10 + n)).
 
-The second term lets the average of a short run follow at first instead of remembering the start.
+The second term lets the average of a short run follow at first instead of remembering the start. Weights that do not
+learn have no average: they are their own.
 """
 
 from collections.abc import Iterator
@@ -8,42 +9,54 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adlm.errors import ConfigError
 
 
 class Ema:
+    """Averages by name. Where a process holds parts of the weights (FSDP2), it holds the same parts of the averages."""
+
     def __init__(self, model: nn.Module, decay: float) -> None:
         if not 0 < decay < 1:
             raise ConfigError(f"asked for averaged weights with decay {decay}", "not between 0 and 1", "use 0.9999")
         self.decay, self.updates = decay, 0
-        self.mean = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.mean = {name: parameter.detach().clone() for name, parameter in learning.items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        weights = [parameter.detach() for _, parameter in model.named_parameters()]
-        torch._foreach_lerp_(list(self.mean.values()), weights, 1 - decay)
+        torch._foreach_lerp_(list(self.mean.values()), self._weights(model), 1 - decay)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the model has the averaged weights. They change places, so nothing is copied."""
+        """Inside, the model has the averaged weights."""
         self._exchange(model)
         try:
             yield
         finally:
             self._exchange(model)
 
+    @torch.no_grad()
     def keep(self, model: nn.Module) -> None:
         """Leave the model with the averaged weights."""
-        self._exchange(model)
+        for weight, mean in zip(self._weights(model), self.mean.values(), strict=True):
+            weight.copy_(mean)
 
     @torch.no_grad()
     def _exchange(self, model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            parameter.data, self.mean[name] = self.mean[name], parameter.data
+        """Contents change places, one parameter at a time: FSDP2 and compiled code know a parameter by its storage."""
+        for weight, mean in zip(self._weights(model), self.mean.values(), strict=True):
+            own = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(own)
+
+    def _weights(self, model: nn.Module) -> list[Tensor]:
+        """Of the model, as the averages are ordered."""
+        parameters = dict(model.named_parameters())
+        return [parameters[name].detach() for name in self.mean]
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, "mean": dict(self.mean)}

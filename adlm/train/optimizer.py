@@ -1,16 +1,23 @@
-"""Optimisers as values: which parameters get which update."""
+"""Optimisers as values: which parameters get which update.
+
+Parameters that do not learn are in none. Weight decay is for the matrices of linear maps and heads alone: gains,
+biases, places and embeddings, tied heads with them, keep their size. Groups name their parameters (`param_names`).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from adlm.models.language_model import Head
 from adlm.models.stack import Stack
 from adlm.train.muon import MuonOptimizer
+
+Named = tuple[str, nn.Parameter]
+_HAVE_FUSED = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)
@@ -20,11 +27,21 @@ class OptimizerConfig(ABC):
     weight_decay: float = 0.0
 
     @abstractmethod
-    def build(self, model: nn.Module) -> Sequence[Optimizer]: ...
+    def build(self, model: nn.Module) -> Sequence[Optimizer]:
+        """One optimiser or several; together they have each parameter that learns once."""
 
-    def _adamw(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    def _adamw(self, model: nn.Module, parameters: Sequence[Named]) -> Sequence[Optimizer]:
+        decaying = _weights(model, nn.Linear, Head) - _weights(model, nn.Embedding)
+        groups = [
+            {"params": [named for named in parameters if named[1] in decaying], "weight_decay": self.weight_decay},
+            {"params": [named for named in parameters if named[1] not in decaying], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        if not groups:
+            return []
         # Fused: one kernel for all parameters instead of a loop over them.
-        return torch.optim.AdamW(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay, fused=True)
+        fused = all(parameter.device.type in _HAVE_FUSED for _, parameter in parameters)
+        return [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, fused=fused)]
 
 
 @dataclass(frozen=True)
@@ -32,12 +49,12 @@ class AdamW(OptimizerConfig):
     """AdamW for everything, the published settings by default."""
 
     def build(self, model: nn.Module) -> Sequence[Optimizer]:
-        return [self._adamw(list(model.parameters()))]
+        return self._adamw(model, _learning(model))
 
 
 @dataclass(frozen=True)
 class Muon(OptimizerConfig):
-    """Muon for the matrices inside the stacks, AdamW for embeddings, heads, gains and biases.
+    """Muon for the matrices inside the stacks, adapters among them, AdamW for embeddings, heads, gains and biases.
 
     Small masked models learn much faster with it (docs/log.md).
 
@@ -51,9 +68,17 @@ class Muon(OptimizerConfig):
 
     def build(self, model: nn.Module) -> Sequence[Optimizer]:
         stacks = [module for module in model.modules() if isinstance(module, Stack)]
-        linears = [m for stack in stacks for m in stack.blocks.modules() if isinstance(m, nn.Linear)]
-        matrices = [cast("nn.Parameter", linear.weight) for linear in linears]
-        chosen = {id(matrix) for matrix in matrices}
-        rest = [p for p in model.parameters() if id(p) not in chosen]
-        muon = MuonOptimizer(matrices, lr=self.matrix_lr, weight_decay=self.weight_decay)
-        return [muon, self._adamw(rest)]
+        chosen = {weight for stack in stacks for weight in _weights(stack.blocks, nn.Linear)}
+        learning = _learning(model)
+        matrices = [named for named in learning if named[1] in chosen]
+        muon = [MuonOptimizer(matrices, lr=self.matrix_lr, weight_decay=self.weight_decay)] if matrices else []
+        return [*muon, *self._adamw(model, [named for named in learning if named[1] not in chosen])]
+
+
+def _learning(model: nn.Module) -> list[Named]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _weights(model: nn.Module, *kinds: type[nn.Module]) -> set[nn.Parameter]:
+    """Of the modules of these kinds."""
+    return {module.weight for module in model.modules() if isinstance(module, kinds)}  # type: ignore[misc]

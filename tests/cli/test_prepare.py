@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+import adlm.data.prepare as preparing
 from adlm.cli import main
 from adlm.data.corpus_table import TABLE, CorpusTable
 from adlm.data.shards import Shards
@@ -44,3 +45,16 @@ def test_another_split_has_a_table_if_it_is_named(words, capsys):
     assert main([*words, "--anchor-table", "--split", "test"]) == 0
     (path,) = printed_tables(capsys)
     assert "-test-" in path.parent.name
+
+
+def test_a_trained_tokenizer_is_kept_unless_it_is_forced(tmp_path, words, monkeypatch, capsys):
+    assert main(words) == 0
+    calls = []
+    train = preparing.train_bpe
+    monkeypatch.setattr(preparing, "train_bpe", lambda *args, **options: calls.append(1) or train(*args, **options))
+    assert main(words) == 0
+    assert not calls
+    before = capsys.readouterr().out.splitlines()
+    assert main([*words, "--force"]) == 0
+    assert len(calls) == 1
+    assert before == capsys.readouterr().out.splitlines() * 2  # the same folders, printed twice before

@@ -17,6 +17,7 @@ from adlm.data.documents import FirstCharacters, Lines, Separator, Shares
 from adlm.data.files import TextFiles
 from adlm.data.hub import HubDataset
 from adlm.data.source import Source
+from adlm.data.stories import Stories
 from adlm.errors import ConfigError, DataError, UnknownName
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -160,6 +161,11 @@ def test_stories_are_in_the_catalog() -> None:
     assert next(open_source("stories").documents("valid"))
 
 
+def test_stories_come_in_the_number_asked_for() -> None:
+    assert open_source("stories:40000") == Stories(train=40_000)
+    assert counts(open_source("stories:3"))["train"][0] == 3
+
+
 def test_the_listing_has_a_row_a_name() -> None:
     rows = listing()
     assert [row["name"] for row in rows] == list(CATALOG)
@@ -198,6 +204,10 @@ def test_pycode_is_python_s_code() -> None:
         ("./no-such-file.txt", {}, DataError, "no-such-file.txt"),
         ("kjv", {"folder": "."}, ConfigError, "no such option"),
         ("pydocs", {"field": "x"}, ConfigError, "asked for 'pydocs' with field"),
+        ("stories:many", {}, ConfigError, "write stories:40000"),
+        ("stories:", {}, ConfigError, "write stories:40000"),
+        ("kjv:40000", {}, ConfigError, "no such option"),
+        ("storys:40000", {}, UnknownName, "did you mean 'stories'"),
         ("lm1b", {"cut": Shares()}, ConfigError, "HubDataset"),
         ("hub:owner/data", {"encoding_errors": "replace"}, ConfigError, "HubDataset"),
         ("ptb", {"folder": "no-such-folder"}, DataError, "no 'no-such-folder'"),

@@ -95,6 +95,17 @@ def test_documents_are_told_apart_where_the_packing_says_so(tmp_path):
         Wrapped(8, separated=False, apart=True)
 
 
+def test_given_positions_reach_the_batch(shards):
+    class FirstGiven(type(shards)):
+        def fixed(self, rows):
+            return np.arange(self.length) < np.ones((len(rows), 1))
+
+    assert read_rows(shards, np.arange(3)).fixed is None
+    batch = read_rows(FirstGiven(shards.folder, shards.manifest), np.arange(3))
+    assert batch.fixed.sum(-1).tolist() == [1, 1, 1]
+    assert batch.scored.sum(-1).tolist() == [1, 2, 3]  # letters after the first, and the end token
+
+
 def test_a_changed_setting_does_not_resume(shards):
     state = LoaderConfig(10).build(shards).state_dict()
     with pytest.raises(ConfigError, match="batch: 10 then, 5 now"):
@@ -106,5 +117,5 @@ def test_a_changed_setting_does_not_resume(shards):
 def test_impossible_batches_are_refused(shards):
     with pytest.raises(ConfigError, match="multiple of 2"):
         LoaderConfig(5).build(shards, world=2)
-    with pytest.raises(DataError, match="the data has 103 rows"):
+    with pytest.raises(DataError, match=f"from {shards.folder.name}\n.*the data has 103 rows"):
         LoaderConfig(104).build(shards)

@@ -46,6 +46,42 @@ def test_applied_weights_are_the_averages_and_then_the_own_ones_again():
     assert model.weight.grad is not None
 
 
+def test_weights_keep_their_storage_when_averages_are_applied():
+    """FSDP2 and compiled code know parameters by it."""
+    model = nn.Linear(2, 2)
+    ema = Ema(model, 0.9)
+    storage = model.weight.data_ptr()
+    with ema.applied(model):
+        assert model.weight.data_ptr() == storage
+    ema.keep(model)
+    assert model.weight.data_ptr() == storage
+
+
+def test_kept_weights_are_the_averages():
+    model = nn.Linear(2, 2)
+    ema = Ema(model, 0.9)
+    moved(model, 1.0)
+    ema.update(model)
+    ema.keep(model)
+    assert torch.equal(model.weight, ema.mean["weight"])
+    moved(model, 1.0)
+    assert not torch.equal(model.weight, ema.mean["weight"])
+
+
+def test_weights_that_do_not_learn_have_no_average_and_stay():
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    before = model.bias.clone()
+    ema = Ema(model, 0.9)
+    assert list(ema.mean) == ["weight"]
+    moved(model, 1.0)
+    ema.update(model)
+    with ema.applied(model):
+        assert torch.equal(model.bias, before + 1)
+    ema.keep(model)
+    assert torch.equal(model.bias, before + 1)
+
+
 def test_tied_weights_are_averaged_once():
     model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
     model["b"].weight = model["a"].weight

@@ -1,47 +1,74 @@
+"""Runs from beginning to end, in this process. Killed ones and several processes are in files of their own."""
+
+import json
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-import adlm.train.muon as muon_module
-from adlm.data.loader import LoaderConfig
+import adlm
+from adlm.configs import from_json, to_json
+from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
-from adlm.data.prepare import prepare
-from adlm.data.tokenizer import characters
+from adlm.data.synthetic import Synthetic
 from adlm.diffusion.corruption import CountMasking
-from adlm.errors import TrainingError
+from adlm.errors import ConfigError
 from adlm.models.hand_over import Continued, Logits
-from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
-from adlm.train.muon import MuonOptimizer, orthogonalised
+from adlm.train.folder import read_run
+from adlm.train.metrics import read_metrics
 from adlm.train.optimizer import AdamW, Muon
-from adlm.train.rates import StableDecay
-from adlm.train.trainer import TrainConfig, train
-from tests.conftest import Texts
+from adlm.train.rates import Constant, StableDecay
+from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
+from adlm.train.trainer import fit
 
-TOKENIZER = characters("abcdefgh")
-VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
 STACK = StackConfig(width=32, heads=2, layers=2, convolution=3)
-CONFIG = TrainConfig(steps=60, rate=StableDecay(5), optimizer=Muon(lr=5e-3))
+RUN = Run(
+    "small",
+    Synthetic(vocabulary=40, length=16, count=64),
+    OneStageConfig(STACK, tied=True),
+    Nelbo(CountMasking()),
+    TrainConfig(steps=6, tokens=8 * 16, micro_rows=4, optimizer=Muon(lr=5e-3), rate=StableDecay(2)),
+    ValidationConfig(every=2, rows=6, draws=2, micro_rows=4),
+    CheckpointConfig(every=2),
+)
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def fitted(run, folder, **options):
+    return fit(run, folder, device="cpu", say=quiet, **options)
+
+
+def losses(folder):
+    return [record["loss"] for record in read_metrics(folder / "metrics.jsonl") if "loss" in record]
+
+
+def validations(folder):
+    return [record["validation"] for record in read_metrics(folder / "metrics.jsonl") if "validation" in record]
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def with_train(run=RUN, **changes):
+    return replace(run, train=replace(run.train, **changes))
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    text = Texts(("abcdefgh" * 400,))
-    return prepare(text, "train", TOKENIZER, Wrapped(16), cache=tmp_path_factory.mktemp("data"))
-
-
-def run(shards, network=None, objective=None, config=CONFIG):
-    torch.manual_seed(0)
-    model = (network or OneStageConfig(STACK, tied=True)).build(VOCABULARY)
-    reports = []
-    train(model, objective or Nelbo(CountMasking()), LoaderConfig(16).build(shards), config, watch=reports.append)
-    return model, reports
+def alphabet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "train.txt").write_text("abcdefgh" * 800)
+    (folder / "valid.txt").write_text("abcdefgh" * 80)
+    return Corpus(str(folder), "characters", Wrapped(16, separated=False))
 
 
 @pytest.mark.parametrize(
@@ -54,67 +81,208 @@ def run(shards, network=None, objective=None, config=CONFIG):
     ],
     ids=["AR", "MDLM", "ADLM continued", "ADLM logits"],
 )
-def test_every_model_learns_a_pattern(shards, network, objective):
-    _, reports = run(shards, network, objective, replace(CONFIG, steps=120))
-    start, end = reports[0].bound, sum(r.bound for r in reports[-10:]) / 10
-    assert start > 1.8
+def test_every_model_learns_a_pattern(alphabet, network, objective, tmp_path):
+    train = TrainConfig(120, 16 * 16, 16, Muon(lr=5e-3), StableDecay(5))
+    run = Run("pattern", alphabet, network, objective, train, ValidationConfig(every=60, rows=32))
+    result = fitted(run, tmp_path / "run", cache=tmp_path / "cache")
+    found = [
+        record["validation"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if "validation" in record
+    ]
     # A row holds one of eight phases: log 8 / 16 = 0.13 nats a token is the least possible.
-    assert end < 0.8
+    assert result.nats.mean < 0.8 < found[0]["nats"]["mean"] + 0.8
+    assert found[-1]["best"]
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_does_not(shards):
-    weights = []
-    for seed in (0, 0, 1):
-        model, _ = run(shards, config=replace(CONFIG, steps=5, seed=seed))
-        weights.append(torch.cat([p.flatten() for p in model.parameters()]))
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
+def test_a_finished_run_leaves_a_model_that_loads(tmp_path):
+    result = fitted(RUN, tmp_path)
+    for folder in (tmp_path, tmp_path / "best"):
+        model = adlm.load(folder)
+        assert model.config.run == to_json(RUN)
+        assert model.generate(n=1, seed=0)
+    assert torch.equal(weights(adlm.load(tmp_path).network), weights(result.model))
+    assert (tmp_path / "checkpoints" / "step-000000006" / "state.json").exists()
+    assert "by `adlm train`" in (tmp_path / "README.md").read_text()
 
 
-def test_averaged_weights_are_kept_when_asked(shards):
-    last, _ = run(shards, config=replace(CONFIG, steps=8))
-    mean, _ = run(shards, config=replace(CONFIG, steps=8, ema=0.9))
-    assert not torch.equal(last.embedding.tokens.weight, mean.embedding.tokens.weight)
-    assert (last.embedding.tokens.weight - mean.embedding.tokens.weight).norm() < last.embedding.tokens.weight.norm()
+def test_the_config_of_a_run_can_be_trained_again_and_gives_the_same_model(tmp_path):
+    first = fitted(RUN, tmp_path / "first")
+    again = read_run(tmp_path / "first" / "config.json")
+    assert again == RUN
+    second = fitted(again, tmp_path / "second")
+    assert torch.equal(weights(first.model), weights(second.model))
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_step(shards):
-    torch.manual_seed(0)
-    model = OneStageConfig(STACK).build(VOCABULARY)
-    with torch.no_grad():
-        model.embedding.tokens.weight[0] = math.nan
-    before = model.stack.blocks[0].qkv.weight.clone()
-    with pytest.raises(TrainingError, match=r"step 0\n.*samples \["):
-        train(model, Nelbo(CountMasking()), LoaderConfig(16).build(shards), CONFIG)
-    assert torch.equal(model.stack.blocks[0].qkv.weight, before)
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
+    found = [weights(fitted(with_train(seed=seed), tmp_path / str(i)).model) for i, seed in enumerate((0, 0, 1))]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
-def test_orthogonalised_matrices_have_singular_values_near_one():
-    for shape in ((3, 20, 50), (2, 64, 16)):
-        values = torch.linalg.svdvals(orthogonalised(torch.randn(shape, generator=torch.Generator().manual_seed(0))))
-        assert values.min() > 0.3
-        assert values.max() < 1.4
+def test_a_run_leaves_the_callers_random_numbers_alone(tmp_path):
+    torch.manual_seed(3)
+    before = torch.rand(1)
+    torch.manual_seed(3)
+    fitted(RUN, tmp_path)
+    assert torch.equal(torch.rand(1), before)
 
 
-def test_muon_equals_the_one_in_torch(monkeypatch):
-    """Where torch has one. It computes in bfloat16, so the updates agree to its precision."""
-    monkeypatch.setattr(muon_module, "bf16_is_fast", lambda device: True)
-    first, second = (torch.nn.Parameter(torch.randn(24, 12, generator=torch.Generator().manual_seed(0))) for _ in "ab")
-    ours = MuonOptimizer([first], lr=0.1)
-    theirs = torch.optim.Muon([second], lr=0.1, weight_decay=0.0)
-    for step in range(3):
-        gradient = torch.randn(24, 12, generator=torch.Generator().manual_seed(step + 1))
-        for parameter, optimizer in ((first, ours), (second, theirs)):
-            parameter.grad = gradient.clone()
-            optimizer.step()
-    assert (first - second).abs().max() < 0.01
-    assert (first - second).norm() < 0.01 * second.norm()
+def test_micro_batches_give_the_losses_of_one_large_batch(tmp_path):
+    fitted(with_train(micro_rows=8), tmp_path / "whole")
+    fitted(with_train(micro_rows=2), tmp_path / "parts")
+    fitted(with_train(micro_rows=3), tmp_path / "uneven")
+    assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "parts"), abs=1e-6)
+    assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "uneven"), abs=1e-6)
 
 
-def test_muon_takes_the_matrices_of_the_stacks_and_adamw_the_rest():
-    model = TwoStageConfig(STACK, 1).build(VOCABULARY)
-    muon, adamw = Muon().build(model)
-    count = [sum(p.numel() for g in o.param_groups for p in g["params"]) for o in (muon, adamw)]
-    assert sum(count) == sum(p.numel() for p in model.parameters())
-    assert all(p.ndim == 2 and min(p.shape) == 32 for g in muon.param_groups for p in g["params"])
-    assert len(AdamW().build(model)) == 1
+def test_a_run_in_two_sittings_is_the_run_in_one_to_the_bit(tmp_path):
+    run = replace(
+        with_train(ema=0.9, optimizer=AdamW(lr=1e-3)), network=OneStageConfig(replace(STACK, dropout=0.1), tied=True)
+    )
+    begun = with_train(run, steps=4, rate=Constant(2))
+    run = with_train(run, rate=Constant(2))
+    whole = fitted(run, tmp_path / "constant")
+    fitted(begun, tmp_path / "two")
+    said: list[str] = []
+    second = fit(run, tmp_path / "two", device="cpu", allow_change=True, say=said.append)
+    assert any("going on after step 4" in line for line in said)
+    assert losses(tmp_path / "two") == losses(tmp_path / "constant")
+    assert torch.equal(weights(second.model), weights(whole.model))
+
+
+def test_a_run_that_is_done_is_not_trained_again(tmp_path):
+    first = fitted(RUN, tmp_path)
+    stamp = (tmp_path / "checkpoints" / "step-000000006").stat().st_mtime_ns
+    said: list[str] = []
+    second = fit(RUN, tmp_path, device="cpu", say=said.append)
+    assert any("all 6 steps are done already" in line for line in said)
+    assert torch.equal(weights(first.model), weights(second.model))
+    assert second.nats == first.nats
+    assert (tmp_path / "checkpoints" / "step-000000006").stat().st_mtime_ns == stamp
+
+
+def test_resume_never_starts_again(tmp_path):
+    fitted(RUN, tmp_path)
+    first = losses(tmp_path)
+    fitted(RUN, tmp_path, resume="never")
+    assert losses(tmp_path) == first
+    fitted(with_train(seed=5), tmp_path, resume="never")
+    assert losses(tmp_path) != first
+
+
+def test_averaged_weights_are_kept_and_validated_when_asked(tmp_path):
+    last = fitted(RUN, tmp_path / "last")
+    mean = fitted(with_train(ema=0.9), tmp_path / "mean")
+    assert losses(tmp_path / "last") == losses(tmp_path / "mean")
+    assert not torch.equal(weights(last.model), weights(mean.model))
+    assert last.nats.mean != mean.nats.mean
+
+
+def test_the_best_model_is_kept_beside_the_last(tmp_path):
+    """With a rate so high that it gets worse in the end."""
+    run = with_train(
+        replace(RUN, validation=replace(RUN.validation, every=1)), optimizer=AdamW(lr=0.5), rate=Constant(0)
+    )
+    result = fitted(run, tmp_path)
+    found = validations(tmp_path)
+    means = [each["nats"]["mean"] for each in found]
+    assert [each["best"] for each in found] == [mean == min(means[: i + 1]) for i, mean in enumerate(means)]
+    best = adlm.load(tmp_path / "best")
+    assert torch.equal(weights(best.network), weights(result.model)) == (means[-1] == min(means))
+    assert f"{min(means):.6g}" in (tmp_path / "best" / "README.md").read_text()
+
+
+def test_a_run_without_progress_stops_early_and_stays_stopped(tmp_path):
+    settings = replace(RUN.validation, every=1, patience=2)
+    run = with_train(replace(RUN, validation=settings), optimizer=AdamW(lr=1e-30), rate=Constant(0), steps=50)
+    # Nothing moves, so the first validation stays the best.
+    result = fitted(run, tmp_path)
+    assert result.steps == 3
+    assert fitted(run, tmp_path).steps == 3
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_samples_come_through_a_callable_and_are_recorded(tmp_path):
+    calls = []
+
+    def sample(model, config, tokenizer, step):
+        calls.append((step, model.training, torch.is_grad_enabled()))
+        return [f"text at {step}"]
+
+    fitted(RUN, tmp_path, sample=sample)
+    assert calls == [(step, False, False) for step in (2, 4, 6)]
+    found = validations(tmp_path)
+    assert found[0]["samples"] == ["text at 2"]
+
+
+def test_a_corpus_without_held_out_text_is_trained_without_validation(tmp_path):
+    (tmp_path / "train.txt").write_text("abcdefgh" * 400)
+    data = Corpus(str(tmp_path / "*.txt"), "characters", Wrapped(16, separated=False))
+    if data.prepare(cache=tmp_path / "cache").valid is not None:
+        pytest.skip("the file was cut into splits")
+    result = fitted(replace(RUN, data=data), tmp_path / "run", cache=tmp_path / "cache")
+    assert result.nats is None
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_the_loss_divides_by_the_tokens_of_the_global_batch(tmp_path):
+    """Constant logits cost log(V - 1) a token, whatever the micro-batches."""
+    run = replace(with_train(steps=1, optimizer=AdamW(lr=1e-30)), network=OneStageConfig(STACK))
+    fitted(run, tmp_path)
+    assert losses(tmp_path) == pytest.approx([math.log(39)], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": 100}, r"rows have 16 tokens\n.*set train.tokens=96"),
+        ({"tokens": 16 * 128}, "the data has 64 rows"),
+    ],
+)
+def test_batches_that_cannot_be_are_refused(changes, message, tmp_path):
+    with pytest.raises(adlm.errors.AdlmError, match=message):
+        fitted(with_train(**changes), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainConfig(steps=0), "steps=0"),
+        (lambda: TrainConfig(micro_rows=0), "micro_rows=0"),
+        (lambda: TrainConfig(clip=0.0), "clip"),
+        (lambda: TrainConfig(ema=1.0), "decay 1.0"),
+        (lambda: ValidationConfig(draws=0), "draws=0"),
+        (lambda: ValidationConfig(patience=-1), "patience=-1"),
+        (lambda: CheckpointConfig(every=0), "every=0"),
+        (lambda: CheckpointConfig(keep=1), "keep=1"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_folder_with_a_model_of_other_origin_is_left_alone(tmp_path):
+    result = fitted(RUN, tmp_path / "run")
+    adlm.TextModel(result.model, replace(result.config, run=None), result.tokenizer).save(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="no run of this package left"):
+        fitted(RUN, tmp_path / "mine")
+
+
+def test_no_more_checkpoints_are_kept_than_asked_for(tmp_path):
+    run = replace(RUN, checkpoint=CheckpointConfig(every=1, keep=3))
+    fitted(run, tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        f"step-00000000{i}" for i in (4, 5, 6)
+    ]
+
+
+def test_recomputed_activations_change_no_loss(tmp_path):
+    run = replace(RUN, network=OneStageConfig(replace(STACK, dropout=0.1), tied=True))
+    fitted(run, tmp_path / "stored")
+    fitted(with_train(run, recompute=True), tmp_path / "again")
+    assert losses(tmp_path / "stored") == losses(tmp_path / "again")
+
+
+def test_every_run_survives_json():
+    run = with_train(freeze=("embedding",), ema=0.5)
+    assert from_json(Run, json.loads(json.dumps(to_json(run)))) == run

@@ -1,0 +1,70 @@
+"""Runs by name: CORPUS-KIND, at its usual size, or CORPUS-KIND-SIZE."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from adlm.errors import UnknownName
+from adlm.models.sizes import SIZES
+from adlm.recipes import published, small
+from adlm.recipes.twins import TWINS
+from adlm.train.run import Run
+
+
+class Family(NamedTuple):
+    """Runs on one corpus.
+
+    Args:
+        make: (kind, size) -> run.
+        sizes: the usual one first; none where there is but one.
+    """
+
+    make: Callable[..., Run]
+    kinds: tuple[str, ...]
+    sizes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        return (self.make.__doc__ or "").split("\n")[0]
+
+
+FAMILIES: dict[str, Family] = {
+    "demo": Family(small.demo, small.DEMO_KINDS),
+    "text8": Family(small.text8, small.KINDS, small.OFFERED),
+    "wikitext2": Family(small.wikitext2, small.KINDS, small.OFFERED),
+    "tinystories": Family(small.tinystories, small.KINDS, small.OFFERED),
+    "lm1b": Family(published.lm1b, published.KINDS, published.OFFERED),
+    "openwebtext": Family(published.openwebtext, published.KINDS, published.OFFERED),
+}
+
+
+def recipes() -> dict[str, Run]:
+    """Every run at its usual size, by name, one corpus after the other."""
+    return {name: family.make(kind) for name, (family, kind) in _names().items()}
+
+
+def recipe(name: str) -> Run:
+    """The run of this name; at another size with that after it, as in openwebtext-adlm-medium."""
+    known = _names()
+    if name in known:
+        family, kind = known[name]
+        return family.make(kind)
+    base, _, size = name.rpartition("-")
+    if base not in known or size not in SIZES:
+        raise UnknownName("recipe", name, known)
+    family, kind = known[base]
+    if size not in family.sizes:
+        raise UnknownName(f"size of {base}", size, family.sizes)
+    return family.make(kind, size)
+
+
+def matched(name: str) -> Run | None:
+    """The ADLM run that the run of this name is made to match; None for those that match none."""
+    corpus, _, rest = name.partition("-")
+    for kind in TWINS:
+        if rest == kind or rest.startswith(f"{kind}-"):
+            return recipe(f"{corpus}-adlm{rest.removeprefix(kind)}")
+    return None
+
+
+def _names() -> dict[str, tuple[Family, str]]:
+    return {f"{corpus}-{kind}": (family, kind) for corpus, family in FAMILIES.items() for kind in family.kinds}

@@ -1,0 +1,99 @@
+"""The published runs, and what they leave open: LM1B and OpenWebText, 512 rows a step, AdamW.
+
+Settings are those of ADLM (arXiv 2505.18456), which are MDLM's (arXiv 2406.07524): 3e-4 after 2,500 steps of warm-up,
+no weight decay, gradients clipped at 1, averaged weights of .9999, dropout .1, bfloat16. As MDLM's baselines, SEDD and
+D3PM have the same network and are told the time.
+
+The papers count half of the tokens that these runs read (33B for a million steps of LM1B, 262B of OpenWebText), and
+give figures after two million steps too: `--set train.steps=2000000`.
+"""
+
+from dataclasses import replace
+
+from adlm.anchors.rules import RareInSequence
+from adlm.data.config import Corpus
+from adlm.data.packing import Padded, Wrapped
+from adlm.diffusion.corruption import UniformMasking
+from adlm.diffusion.times import Antithetic
+from adlm.errors import UnknownName
+from adlm.models.language_model import NetworkConfig
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.sizes import SIZES, published
+from adlm.objectives.d3pm import D3pm
+from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
+from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.objectives.score_entropy import ScoreEntropy
+from adlm.recipes.twins import TWINS, twin
+from adlm.train.optimizer import AdamW
+from adlm.train.rates import Constant
+from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
+
+ROWS = 512
+STEPS = 1_000_000
+
+
+def lm1b(kind: str, size: str = "small") -> Run:
+    """LM1B: a sentence a row of 128, never packed; bert-base-uncased's tokens."""
+    data = Corpus("lm1b", "bert-base-uncased", Padded(128, crop=True))
+    # A step shared out to as many as eight GPUs is computed in the same micro-batches as on one.
+    return _run(f"lm1b-{kind}", kind, size, data, micro_rows=64)
+
+
+def openwebtext(kind: str, size: str = "small") -> Run:
+    """OpenWebText: one stream in rows of 1,024, each between begin and end tokens; GPT-2's tokens."""
+    data = Corpus("openwebtext", "gpt2", Wrapped(1024, framed=True))
+    # What fits on a GPU of 80 GB by the estimate of train/plan.py, for the largest of the kinds; and one to sixteen
+    # GPUs compute the same micro-batches.
+    return _run(f"openwebtext-{kind}", kind, size, data, micro_rows=16 if size == "medium" else 32)
+
+
+def _run(name: str, kind: str, size: str, data: Corpus, *, micro_rows: int) -> Run:
+    if size != "small":
+        name = f"{name}-{size}"
+    if kind in TWINS:
+        return twin(_run(name, "adlm", size, data, micro_rows=micro_rows), kind, name=name)
+    network, objective = _model(kind, size)
+    return Run(
+        name,
+        data,
+        network,
+        objective,
+        TrainConfig(
+            steps=STEPS,
+            tokens=ROWS * data.rows.length,
+            micro_rows=micro_rows,
+            optimizer=AdamW(lr=3e-4, betas=(0.9, 0.999)),
+            rate=Constant(warmup=2500),
+            clip=1.0,
+            ema=0.9999,
+            bf16=True,
+        ),
+        ValidationConfig(every=10_000, rows=4096, draws=4, micro_rows=micro_rows),
+        CheckpointConfig(every=2500),
+    )
+
+
+def _model(kind: str, size: str) -> tuple[NetworkConfig, Objective]:
+    times = Antithetic(ROWS)
+    masking, rule = UniformMasking(times=times), RareInSequence(5)
+    models: dict[str, tuple[str, Objective]] = {
+        "ar": ("ar", CrossEntropy()),
+        "mdlm": ("mdlm", Nelbo(masking)),
+        "adlm": ("adlm", Anelbo(masking, rule, gamma=3e-3)),
+        "adlm-gamma0": ("adlm", Anelbo(masking, rule, gamma=0.0)),
+        "a2r": ("a2r", AnchoredCrossEntropy(rule, gamma=3e-3)),
+        "sedd": ("mdlm", ScoreEntropy(masking)),
+        "d3pm": ("mdlm", D3pm(UniformMasking(steps=1000, times=times))),
+    }
+    if kind not in models:
+        raise UnknownName("published kind of model", kind, [*models, *TWINS])
+    form, objective = models[kind]
+    network = published(form, size)
+    if kind in ("sedd", "d3pm"):
+        assert isinstance(network, OneStageConfig)
+        network = replace(network, stack=replace(network.stack, timed=True))
+    return network, objective
+
+
+KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", *TWINS, "a2r", "sedd", "d3pm")
+OFFERED = ("small", *(size for size in SIZES if size != "small"))

@@ -1,0 +1,125 @@
+"""Runs for a CPU, minutes to two hours long. They differ from the published ones where docs/log.md found that to help
+at this size: Muon, tied embeddings, normalised queries and keys, a short convolution in every block, exact mask counts,
+a residual stream that goes on from stage to stage, a larger anchor weight at masked anchors alone.
+
+Steps are chosen so that, by `train/plan.py`, no kind takes much more than two hours on two cores that reach
+80 GFLOP/s in matrix products, at `EFFICIENCY` of that. All kinds of a corpus read the same tokens.
+"""
+
+from dataclasses import replace
+
+from adlm.anchors.rules import RareInSequence
+from adlm.data.config import Corpus
+from adlm.data.packing import Padded, Wrapped
+from adlm.diffusion.corruption import CountMasking
+from adlm.errors import UnknownName
+from adlm.models.hand_over import Continued
+from adlm.models.language_model import NetworkConfig
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.sizes import SIZES
+from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
+from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.recipes.twins import TWINS, twin
+from adlm.train.optimizer import Muon
+from adlm.train.rates import StableDecay
+from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
+
+DEMO_KINDS = ("ar", "mdlm", "adlm")
+KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", *TWINS, "a2r")
+OFFERED = ("nano", "micro", "tiny")
+_ROWS = 16
+
+
+def demo(kind: str) -> Run:
+    """Stories from a grammar, whose exact entropy is known: four layers, two or three minutes a model.
+
+    The stages of ADLM have 3 + 1 layers: as many parameters and as much compute as the others, but for a norm, a bias
+    and the anchors' logits. Padding is predicted, so that a row's likelihood is the story's.
+    """
+    if kind not in DEMO_KINDS:
+        raise UnknownName("model of the demo", kind, DEMO_KINDS)
+    data = Corpus("stories:40000", "words", Padded(64, begin=False, crop=True, predict_padding=True))
+    stack = StackConfig(width=96, heads=4, layers=4)
+    return _run(f"demo-{kind}", kind, data, stack, (3, 1), steps=1500, warmup=50, draws=8)
+
+
+def text8(kind: str, size: str = "nano") -> Run:
+    """Letters of Wikipedia in rows of 256: about an hour and a half for ADLM at its usual size."""
+    data = Corpus("text8", "characters", Wrapped(256, separated=False))
+    return _sized("text8", kind, size, data, steps=4500)
+
+
+def wikitext2(kind: str, size: str = "nano") -> Run:
+    """WikiText-2 in rows of 128, a BPE of 8,192: four or five times through, an hour and a half for ADLM."""
+    return _sized("wikitext2", kind, size, Corpus("wikitext2", "bpe:8192", Wrapped(128)), steps=5500)
+
+
+def tinystories(kind: str, size: str = "nano") -> Run:
+    """TinyStories, one a row of 256 from its beginning, padding predicted: an hour and a half for ADLM.
+
+    A BPE of 4,096. One story in ten is longer and is cut; more than a quarter of the positions is padding.
+    """
+    data = Corpus("tinystories", "bpe:4096", Padded(256, begin=False, crop=True, predict_padding=True))
+    return _sized("tinystories", kind, size, data, steps=3500)
+
+
+def _sized(corpus: str, kind: str, size: str, data: Corpus, *, steps: int) -> Run:
+    """As published, the anchor stage has the MDLM's layers and the denoiser half as many: twins match what they add."""
+    if size not in OFFERED:
+        raise UnknownName(f"size for {corpus}", size, OFFERED)
+    name = f"{corpus}-{kind}" if size == OFFERED[0] else f"{corpus}-{kind}-{size}"
+    stack = SIZES[size]
+    return _run(name, kind, data, stack, (stack.layers, stack.layers // 2), steps=steps, warmup=100, draws=4)
+
+
+def _run(
+    name: str,
+    kind: str,
+    data: Corpus,
+    stack: StackConfig,
+    stages: tuple[int, int],
+    *,
+    steps: int,
+    warmup: int,
+    draws: int,
+) -> Run:
+    if kind in TWINS:
+        return twin(_run(name, "adlm", data, stack, stages, steps=steps, warmup=warmup, draws=draws), kind, name=name)
+    network, objective = _model(kind, stack, stages, positions=data.rows.length if data.rows.pads else 0)
+    train = TrainConfig(
+        steps=steps,
+        tokens=_ROWS * data.rows.length,
+        micro_rows=_ROWS,
+        optimizer=Muon(lr=3e-3, matrix_lr=2e-2),
+        rate=StableDecay(warmup=warmup, decay=0.3),
+    )
+    validation = ValidationConfig(every=500, rows=256, draws=draws, micro_rows=_ROWS)
+    return Run(name, data, network, objective, train, validation, CheckpointConfig(every=500))
+
+
+def _model(
+    kind: str, stack: StackConfig, stages: tuple[int, int], *, positions: int
+) -> tuple[NetworkConfig, Objective]:
+    """Rows that begin with their text let a model learn places (`positions`)."""
+    stack = replace(stack, convolution=5, query_key_norm=True)
+    masking, rule = CountMasking(), RareInSequence(5)
+
+    def one(*, causal: bool = False) -> NetworkConfig:
+        return OneStageConfig(replace(stack, causal=causal), tied=True, positions=positions)
+
+    def two(*, causal: bool = False) -> NetworkConfig:
+        anchor = replace(stack, layers=stages[0], causal=causal)
+        return TwoStageConfig(anchor, stages[1], Continued(), tied=True, positions=positions)
+
+    models: dict[str, tuple[NetworkConfig, Objective]] = {
+        "ar": (one(causal=True), CrossEntropy()),
+        "mdlm": (one(), Nelbo(masking)),
+        "adlm": (two(), Anelbo(masking, rule, gamma=0.05, masked_only=True)),
+        "adlm-gamma0": (two(), Anelbo(masking, rule, gamma=0.0, masked_only=True)),
+        "a2r": (two(causal=True), AnchoredCrossEntropy(rule, gamma=0.05)),
+    }
+    if kind not in models:
+        raise UnknownName("kind of model", kind, KINDS)
+    return models[kind]

@@ -1,0 +1,320 @@
+"""What a run will take, before it begins: parameters, work, memory, time. Networks are built without storage.
+
+Some of it depends on the text: how much of a padded row is padding, how many of its tokens are anchors. What was
+counted on the corpora of the recipes is in a table here; for any other, rows are taken as full and every token as an
+anchor, so that work and time are at their highest.
+"""
+
+import time
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from adlm.anchors.rules import AnchorRule, NoToken, RandomShare, RareInSequence
+from adlm.data.config import Corpus, DataConfig, Prompts, Synthetic
+from adlm.data.tokenizer import load_tokenizer
+from adlm.errors import ConfigError
+from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, shape_of, training_work
+from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
+from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
+from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.train.freeze import freeze
+from adlm.train.muon import MuonOptimizer
+from adlm.train.precision import bf16_is_fast
+from adlm.train.run import Run
+
+# Of what matrix products alone reach on the device. Between .3 and .7 was measured (docs/log.md): less for narrow
+# networks and short rows.
+EFFICIENCY = 0.4
+_PROBE_SECONDS = 0.2
+
+VOCABULARIES = {
+    "gpt2": Vocabulary(50_258, 50_257),
+    "bert-base-uncased": Vocabulary(30_522, 103),
+    "characters": Vocabulary(30, 29),
+}
+_STORIES = Vocabulary(331, 330)  # the words of the grammar
+
+
+class Known(NamedTuple):
+    """Counted on a corpus: `anchors` is the share of the text that occurs at most five times in its row, `text` the
+    share of positions that are not padding."""
+
+    anchors: float = 1.0
+    text: float = 1.0
+
+
+# By source, tokenizer and length of rows.
+KNOWN = {
+    ("stories", "words", 64): Known(0.79),
+    ("text8", "characters", 256): Known(0.10),
+    ("wikitext2", "bpe:8192", 128): Known(0.87),
+    ("tinystories", "bpe:4096", 256): Known(0.51),
+    ("lm1b", "bert-base-uncased", 128): Known(0.99, text=0.24),
+    ("openwebtext", "gpt2", 1024): Known(0.60),
+}
+
+
+def known_vocabulary(data: DataConfig) -> Vocabulary:
+    """The vocabulary that `data` will have, before any of it is read."""
+    if isinstance(data, Synthetic):
+        return Vocabulary(data.vocabulary, data.vocabulary - 1)
+    assert isinstance(data, Corpus | Prompts)
+    name = data.tokenizer
+    if name in VOCABULARIES:
+        return VOCABULARIES[name]
+    if name.startswith("bpe:") and name[4:].isdigit():
+        return Vocabulary(int(name[4:]), int(name[4:]) - 1)
+    if name == "words" and isinstance(data, Corpus) and data.source.startswith("stories"):
+        return _STORIES
+    if Path(name).exists():
+        roles = load_tokenizer(name).roles
+        return Vocabulary(roles.vocab_size, roles.mask_id)
+    raise ConfigError(
+        f"asked what a run with the tokenizer {name!r} will take",
+        "the size of its vocabulary is not known here",
+        f"name a file or folder with it, bpe:SIZE, or one of {', '.join(VOCABULARIES)}",
+    )
+
+
+def row_length(data: DataConfig) -> int:
+    """Tokens a row."""
+    if isinstance(data, Corpus):
+        return data.rows.length
+    assert isinstance(data, Synthetic | Prompts)
+    return data.length
+
+
+class Shares(NamedTuple):
+    """Of the positions of a batch: those that are computed at all, those whose loss is taken, those whose anchor
+    loss is taken."""
+
+    computed: float
+    scored: float
+    anchors: float
+
+
+def shares(run: Run) -> Shares:
+    """About: masked models score one half of the text on average, left-to-right ones all of it.
+
+    Padding is left out of the work (`models/unpadded.py`), except by timed networks, and where it is predicted.
+    """
+    known = Known()
+    if isinstance(run.data, Corpus):
+        source = run.data.source.split(":")[0]  # stories:40000 are stories
+        known = KNOWN.get((source, run.data.tokenizer, run.data.rows.length), known)
+    stack = shape_of(run.network).stack
+    scored = 1.0 if stack.causal else 0.5
+    anchors = _anchors(run.objective, known) * known.text
+    return Shares(1.0 if stack.timed else known.text, scored * known.text, anchors)
+
+
+def _anchors(objective: Objective, known: Known) -> float:
+    """Share of the text at which the anchor term is taken."""
+    if not isinstance(objective, Anelbo | AnchoredCrossEntropy) or objective.gamma == 0:
+        return 0.0
+    among = 0.5 if isinstance(objective, Anelbo) and objective.masked_only else 1.0
+    return among * objective.share * _marked(objective.rule, known)
+
+
+def _marked(rule: AnchorRule, known: Known) -> float:
+    if rule == RareInSequence(5):
+        return known.anchors
+    if isinstance(rule, RandomShare):
+        return rule.share
+    return 0.0 if isinstance(rule, NoToken) else 1.0
+
+
+class Summary(NamedTuple):
+    """What a run is, whatever it runs on. `rows`, `tokens` and `work` are those of a step."""
+
+    vocabulary: Vocabulary
+    parameters: Parameters
+    length: int
+    rows: int
+    tokens: int
+    work: int
+    steps: int
+
+    @property
+    def all_tokens(self) -> int:
+        return self.tokens * self.steps
+
+    @property
+    def all_work(self) -> int:
+        return self.work * self.steps
+
+
+def summary(run: Run, *, vocabulary: Vocabulary | None = None, world: int = 1) -> Summary:
+    """Of a run; validation is not counted.
+
+    Args:
+        vocabulary: where the data is not known by name, its tokenizer's.
+        world: processes. A logits hand-over is made once for each micro-batch of each of them.
+    """
+    vocabulary = vocabulary or known_vocabulary(run.data)
+    length = row_length(run.data)
+    rows = run.train.rows(length)
+    share = shares(run)
+    step = training_work(
+        run.network,
+        vocabulary,
+        length=length,
+        rows=max(1, round(rows * share.computed)),
+        scored=share.scored / share.computed,
+        anchors=share.anchors / share.computed,
+    )
+    again = world * _micro_batches(run, rows, world)[1] - 1
+    step += 3 * again * forward_work(run.network, vocabulary, length).once
+    parameters = count_parameters(run.network, vocabulary)
+    return Summary(vocabulary, parameters, length, rows, rows * length, step, run.train.steps)
+
+
+def _micro_batches(run: Run, rows: int, world: int) -> tuple[int, int]:
+    """Rows of a micro-batch, and how many of them a process computes in a step."""
+    mine, rest = divmod(rows, world)
+    if rest or not mine:
+        raise ConfigError(
+            f"asked for a step of {rows} rows on {world} processes",
+            "it does not divide evenly",
+            f"set train.tokens to a multiple of {world} rows",
+        )
+    micro = min(run.train.micro_rows, mine)
+    return micro, -(-mine // micro)
+
+
+@lru_cache(maxsize=4)
+def _meta(run: Run, vocabulary: Vocabulary) -> LanguageModel:
+    """The network with its adapters and frozen parts, without storage."""
+    with torch.device("meta"):
+        model = run.network.build(vocabulary)
+        if run.adapters is not None:
+            run.adapters.apply(model)
+    freeze(model, run.train.freeze)
+    return model
+
+
+class Memory(NamedTuple):
+    """Bytes on each process."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    ema: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: int = 1) -> Memory:
+    """What training needs, about. What allocators and libraries hold on to comes on top: on a CPU, up to half as much
+    again was measured.
+
+    Weights, gradients and averages are float32; in bfloat16 a copy of the weights is kept from the forward pass to
+    the backward pass. AdamW has two states a weight, Muon one. Activations are those of `activation_bytes`, of rows
+    without padding. Logits are two tables of a slice of positions, or four where an objective lets autograd have them;
+    and for each head whose loss is taken, its gradient before it is added to the others.
+
+    Args:
+        rows: of a micro-batch.
+        parts: processes over which weights, gradients, optimiser states and averages are spread.
+    """
+    model = _meta(run, vocabulary)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    states = sum(
+        (1 if isinstance(optimizer, MuonOptimizer) else 2) * parameter.numel()
+        for optimizer in run.train.optimizer.build(model)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+    share = shares(run)
+    scored = 1.0 if model.causal else 0.5
+    anchors = share.anchors * scored / share.scored
+    short, tokens = 2 if bf16 else 4, rows * row_length(run.data)
+    each = activation_bytes(run.network, scored=scored, anchors=anchors, short=short, recompute=run.train.recompute)
+    fused = isinstance(run.objective, Nelbo | CrossEntropy)
+    table = min(SLICE_LOGITS, round(tokens * scored) * vocabulary.size)
+    heads = 4 * vocabulary.size * shape_of(run.network).stack.width * (fused + bool(anchors))
+    return Memory(
+        weights=(6 if bf16 else 4) * weights // parts,
+        gradients=4 * learning // parts,
+        optimizer=4 * states // parts,
+        ema=4 * weights * bool(run.train.ema) // parts,
+        activations=each * tokens,
+        logits=table * ((4 + short) if fused else 16) + heads,
+    )
+
+
+class Plan(NamedTuple):
+    """A run on given processes.
+
+    Args:
+        parts: that weights, gradients and optimiser states are in.
+        bf16: whether matrix products are in bfloat16 there.
+        micro_rows, micro_batches: rows of a micro-batch, and how many of them each process computes in a step.
+        memory: of each process.
+        speed: operations a second of matrix products alone on the device, measured when the plan was made.
+    """
+
+    summary: Summary
+    world: int
+    parts: int
+    device: str
+    bf16: bool
+    micro_rows: int
+    micro_batches: int
+    memory: Memory
+    speed: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: its work at `EFFICIENCY` of the speed. An estimate, good to a factor of two."""
+        return self.summary.work / self.world / (EFFICIENCY * self.speed)
+
+    @property
+    def all_seconds(self) -> float:
+        """Of all steps, without validation."""
+        return self.seconds * self.summary.steps
+
+
+def plan(
+    run: Run,
+    *,
+    world: int = 1,
+    device: torch.device | str = "cpu",
+    vocabulary: Vocabulary | None = None,
+    shard: bool = False,
+) -> Plan:
+    """What `run` will take on so many processes, each with a device like this one.
+
+    Args:
+        vocabulary: where the data is not known by name, its tokenizer's.
+        shard: weights, gradients and optimiser states are in parts on the processes.
+    """
+    sums = summary(run, vocabulary=vocabulary, world=world)
+    micro_rows, micro_batches = _micro_batches(run, sums.rows, world)
+    bf16 = run.train.bf16 and bf16_is_fast(device)
+    parts = world if shard else 1
+    needed = memory(run, sums.vocabulary, rows=micro_rows, bf16=bf16, parts=parts)
+    speed = matmul_speed(str(device), bf16)
+    return Plan(sums, world, parts, str(device), bf16, micro_rows, micro_batches, needed, speed)
+
+
+@cache
+def matmul_speed(device: str, bf16: bool) -> float:
+    """Operations a second of square matrix products on the device, over a fifth of a second."""
+    size = 1024 if torch.device(device).type == "cpu" else 4096
+    a = torch.ones(size, size, device=device, dtype=torch.bfloat16 if bf16 else torch.float32)
+    (a @ a)[0, 0].item()  # also waits until it is done
+    began, products = time.perf_counter(), 0
+    while (taken := time.perf_counter() - began) < _PROBE_SECONDS or not products:
+        (a @ a)[0, 0].item()
+        products += 1
+    return products * 2 * size**3 / taken

@@ -1,0 +1,135 @@
+import json
+
+import pytest
+import torch
+
+from adlm.configs import from_json, to_json
+from adlm.errors import UnknownName
+from adlm.models.costs import count_parameters, shape_of
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo
+from adlm.objectives.objective import CrossEntropy
+from adlm.recipes.named import FAMILIES, matched, recipe, recipes
+from adlm.recipes.twins import TWINS
+from adlm.train.plan import EFFICIENCY, known_vocabulary, memory, row_length, summary
+from adlm.train.run import Run
+
+NAMES = [
+    f"{corpus}-{kind}{size}"
+    for corpus, family in FAMILIES.items()
+    for kind in family.kinds
+    for size in ("", *(f"-{size}" for size in family.sizes))
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_can_be_stored_and_built_and_its_objective_fits_its_network(name):
+    run = recipe(name)
+    assert from_json(Run, json.loads(json.dumps(to_json(run)))) == run
+    with torch.device("meta"):
+        model = run.network.build(known_vocabulary(run.data))
+    assert count_parameters(run.network, model.vocabulary).total == sum(p.numel() for p in model.parameters())
+    assert model.causal == isinstance(run.objective, CrossEntropy)
+    assert (model.anchor_head is not None) == isinstance(run.objective, Anelbo | AnchoredCrossEntropy)
+    assert run.train.rows(row_length(run.data)) % 16 == 0
+    assert run.validation.every % run.checkpoint.every == 0
+
+
+@pytest.mark.parametrize("corpus", FAMILIES)
+def test_the_runs_on_a_corpus_differ_in_their_model_alone(corpus):
+    runs = [recipe(f"{corpus}-{kind}") for kind in FAMILIES[corpus].kinds]
+    for run in runs:
+        assert (run.data, run.train, run.validation) == (runs[0].data, runs[0].train, runs[0].validation)
+
+
+def test_the_list_has_each_run_once_under_its_own_name():
+    listed = recipes()
+    assert list(listed) == [run.name for run in listed.values()]
+    assert {"demo-adlm", "text8-a2r", "wikitext2-mdlm-same-cost", "lm1b-sedd", "openwebtext-adlm-gamma0"} <= {*listed}
+
+
+@pytest.mark.parametrize(("short", "long"), [("openwebtext-adlm", "small"), ("text8-mdlm-same-cost", "nano")])
+def test_the_usual_size_may_be_named(short, long):
+    assert recipe(f"{short}-{long}") == recipe(short)
+
+
+def test_another_size_changes_the_network_and_the_name():
+    small, medium = recipe("openwebtext-adlm"), recipe("openwebtext-adlm-medium")
+    assert medium.name == "openwebtext-adlm-medium"
+    assert shape_of(medium.network).layers == (24, 12)
+    assert (small.data, small.objective, small.train.tokens) == (medium.data, medium.objective, medium.train.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("openwebtext-adml", "did you mean 'openwebtext-adlm'"),
+        ("openwebtext-adml-medium", "openwebtext-adlm"),
+        ("openwebtext-adlm-large", "no recipe of that name"),
+        ("text8-adlm-medium", "known: micro, nano, tiny"),
+        ("demo-adlm-small", "size of demo-adlm"),
+        ("adlm", "no recipe of that name"),
+        ("", "no recipe of that name"),
+    ],
+)
+def test_unknown_names_are_met_with_known_ones(name, message):
+    with pytest.raises(UnknownName, match=message):
+        recipe(name)
+
+
+def test_twins_name_the_run_they_match_and_others_match_none():
+    assert matched("openwebtext-mdlm-same-cost-tiny") == recipe("openwebtext-adlm-tiny")
+    assert matched("text8-mdlm-same-parameters") == recipe("text8-adlm")
+    for name in ("openwebtext-mdlm", "openwebtext-adlm-gamma0", "demo-mdlm"):
+        assert matched(name) is None
+
+
+@pytest.mark.parametrize(("corpus", "length", "vocabulary"), [("lm1b", 128, 30_522), ("openwebtext", 1024, 50_258)])
+def test_published_runs_have_the_published_settings(corpus, length, vocabulary):
+    run = recipe(f"{corpus}-adlm")
+    train, optimizer, objective = run.train, run.train.optimizer, run.objective
+    found = summary(run)
+    assert (found.rows, found.length, found.vocabulary.size, found.steps) == (512, length, vocabulary, 1_000_000)
+    assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (3e-4, (0.9, 0.999), 0)
+    assert [train.rate.share(step, train.steps) for step in (0, 2499, 999_999)] == [1 / 2500, 1, 1]
+    assert (train.clip, train.ema, train.bf16) == (1.0, 0.9999, True)
+    assert (objective.gamma, objective.rule.most, objective.masked_only) == (3e-3, 5, False)
+    assert (objective.corruption.first, objective.corruption.times.group) == (1e-3, 512)
+    assert shape_of(run.network).layers == (12, 6)
+    assert shape_of(run.network).stack.dropout == 0.1
+    assert recipe(f"{corpus}-adlm-gamma0").objective.gamma == 0
+    assert recipe(f"{corpus}-d3pm").objective.corruption.steps == 1000
+    assert [recipe(f"{corpus}-{kind}").network.stack.timed for kind in ("mdlm", "sedd", "d3pm")] == [False, True, True]
+
+
+def test_the_published_sizes_are_those_of_the_papers():
+    millions = {kind: round(summary(recipe(f"openwebtext-{kind}")).parameters.total / 1e6) for kind in ("mdlm", "adlm")}
+    assert millions == {"mdlm": 170, "adlm": 293}
+
+
+@pytest.mark.parametrize("corpus", ["lm1b", "openwebtext"])
+@pytest.mark.parametrize("kind", ["adlm", "a2r", "sedd", *TWINS])
+@pytest.mark.parametrize("size", ["small", "medium"])
+def test_published_micro_batches_fit_a_gpu_of_80_gb_and_are_the_same_on_eight(corpus, kind, size):
+    run = recipe(f"{corpus}-{kind}-{size}")
+    assert memory(run, known_vocabulary(run.data), rows=run.train.micro_rows, bf16=True).total < 60e9
+    assert 512 % (8 * run.train.micro_rows) == 0 or 512 // 8 % run.train.micro_rows == 0
+
+
+def test_the_small_runs_take_two_hours_at_most_on_two_cores():
+    cpu = 80e9 * EFFICIENCY
+    for name, run in recipes().items():
+        if not name.startswith(("lm1b", "openwebtext")):
+            hours = summary(run).all_work / cpu / 3600
+            assert hours < (0.1 if name.startswith("demo") else 2)
+
+
+def test_the_demo_has_three_models_of_one_size():
+    ar, mdlm, adlm = (recipe(f"demo-{kind}") for kind in ("ar", "mdlm", "adlm"))
+    assert isinstance(ar.network, OneStageConfig)
+    assert isinstance(adlm.network, TwoStageConfig)
+    assert (shape_of(mdlm.network).layers, shape_of(adlm.network).layers) == ((4,), (3, 1))
+    counts = [summary(run).parameters.total for run in (ar, mdlm, adlm)]
+    assert counts[0] == counts[1] == counts[2] - 96 - 331  # a norm, and the anchor head's bias
+    assert (adlm.train.tokens, adlm.train.steps) == (1024, 1500)

@@ -1,0 +1,217 @@
+"""Training runs in processes of their own, to be stopped and killed, and what two runs that did the same agree in.
+
+    torchrun ... -m tests.train.processes RUN.json FOLDER STEP [--shard]
+
+is `adlm train` that tells itself to stop at a given step, whatever else the machine does meanwhile.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adlm.configs import to_json
+from adlm.data.synthetic import Synthetic
+from adlm.diffusion.corruption import CountMasking
+from adlm.models.language_model import LanguageModel
+from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import Anelbo
+from adlm.randomness import Noise
+from adlm.train.folder import read_run
+from adlm.train.metrics import METRICS, Report, Validated, read_metrics
+from adlm.train.optimizer import Muon
+from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
+from adlm.train.trainer import BEST, CHECKPOINTS, fit
+from adlm.types import Batch, LossTerms
+
+PATIENCE = 120.0  # seconds, before something that never comes is given up
+# All that a run can carry from one sitting to the next: dropout, averaged weights, two optimisers, a best model.
+SMALL = Run(
+    "small",
+    Synthetic(vocabulary=64, length=16, count=100),
+    TwoStageConfig(StackConfig(width=16, heads=2, layers=1, dropout=0.1), 1),
+    Anelbo(CountMasking(), gamma=0.05),
+    TrainConfig(steps=12, tokens=8 * 16, micro_rows=2, ema=0.9, optimizer=Muon()),
+    ValidationConfig(every=4, rows=10, draws=2, micro_rows=4),
+    CheckpointConfig(every=3),
+)
+
+
+@dataclass(frozen=True)
+class Poisoned(Anelbo):
+    """One sample costs more than can be counted, or has a gradient that cannot be."""
+
+    sample: int = 0
+    gradient: bool = False
+
+    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
+        terms = super().__call__(model, batch, progress=progress, noise=noise)
+        if self.sample not in batch.index:
+            return terms
+        if not self.gradient:
+            return terms._replace(loss_sum=terms.loss_sum * torch.inf)
+        return terms._replace(loss_sum=terms.loss_sum + (terms.loss_sum * 0).sqrt())
+
+
+def larger(run: Run = SMALL, *, steps: int, width: int) -> Run:
+    """With a checkpoint at every step, which takes as long to write as the step takes to compute."""
+    network = TwoStageConfig(StackConfig(width, heads=2, layers=2, dropout=0.1), 1)
+    return replace(run, network=network, train=replace(run.train, steps=steps), checkpoint=CheckpointConfig(every=1))
+
+
+@dataclass
+class Process:
+    """A run that is going on."""
+
+    inner: subprocess.Popen[bytes]
+    out: Path
+    log: Path
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self) -> int:
+        """For its end: the exit code."""
+        try:
+            return self.inner.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"no end after {PATIENCE} s:\n{self.said()}") from None
+
+    def until(self, happened: Callable[[], Any]) -> bool:
+        """Look again and again until it has happened; False if the process ended before."""
+        limit = time.monotonic() + PATIENCE
+        while not happened():
+            if self.inner.poll() is not None:
+                return False
+            if time.monotonic() > limit:
+                self.kill()
+                raise AssertionError(f"did not happen in {PATIENCE} s:\n{self.said()}")
+            time.sleep(0.002)
+        return True
+
+    def reached(self, step: int) -> bool:
+        """Wait for the report of a step."""
+        return self.until(lambda: steps_done(self.out) >= step)
+
+    def kill(self) -> bool:
+        """SIGKILL for this process alone; whether it left a checkpoint that it was writing."""
+        self.inner.kill()
+        self.inner.wait()
+        return any((self.out / CHECKPOINTS).glob("*.writing"))
+
+    def workers(self) -> list[int]:
+        """Numbers of the processes it started, oldest first."""
+        table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], check=True, capture_output=True, text=True).stdout
+        pairs = [tuple(map(int, line.split())) for line in table.splitlines()]
+        return sorted(pid for pid, parent in pairs if parent == self.inner.pid)
+
+
+def train(run: Run, out: Path, *options: str) -> Process:
+    """`adlm train`, begun in a session of its own."""
+    return _begin([sys.executable, "-m", "adlm", "train", str(_written(run, out)), "--out", str(out), *options], out)
+
+
+def train_on_two(run: Run, out: Path, *options: str, restarts: int = 0) -> Process:
+    """`adlm train` on two processes."""
+    words = ["-m", "adlm", "train", str(_written(run, out)), "--out", str(out), *options]
+    return _begin([*_torchrun(restarts), *words], out)
+
+
+def train_on_two_until(step: int, run: Run, out: Path, *options: str) -> Process:
+    """As above, stopped after `step` steps."""
+    words = ["-m", "tests.train.processes", str(_written(run, out)), str(out), str(step), *options]
+    return _begin([*_torchrun(0), *words], out)
+
+
+def _torchrun(restarts: int) -> list[str]:
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    return [sys.executable, "-m", "torch.distributed.run", *options]
+
+
+def _written(run: Run, out: Path) -> Path:
+    path = out.with_name(f"{out.name}.json")
+    path.write_text(json.dumps(to_json(run)))
+    return path
+
+
+def _begin(command: list[str], out: Path) -> Process:
+    # One thread, as the tests themselves have; and processes that torchrun starts again may not share its store.
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    root = Path(__file__).resolve().parents[2]
+    log = out.with_name(f"{out.name}.log")
+    with log.open("ab") as file:
+        inner = subprocess.Popen(
+            command, cwd=root, env={**os.environ, **threads}, stdout=file, stderr=file, start_new_session=True
+        )
+    return Process(inner, out, log)
+
+
+def steps_done(out: Path) -> int:
+    """That the metrics know of so far."""
+    path = out / METRICS
+    if not path.exists():
+        return 0
+    return max((record["step"] for record in read_metrics(path)), default=0)
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """The metrics, without what depends on the machine."""
+    return [{key: value for key, value in record.items() if key != "machine"} for record in read_metrics(out / METRICS)]
+
+
+def losses(out: Path) -> list[float]:
+    return [record["loss"] for record in records(out) if "loss" in record]
+
+
+def checkpoint_steps(out: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (out / CHECKPOINTS).glob("step-?????????"))
+
+
+def same(one: Path, other: Path) -> dict[str, bool]:
+    """What two runs have to agree in, to the last bit, and whether they do."""
+    weights = "model.safetensors"
+    return {
+        "weights": (one / weights).read_bytes() == (other / weights).read_bytes(),
+        "best": (one / BEST / weights).read_bytes() == (other / BEST / weights).read_bytes(),
+        "metrics": records(one) == records(other),
+    }
+
+
+ALL_THE_SAME = {"weights": True, "best": True, "metrics": True}
+
+
+@dataclass(frozen=True)
+class At:
+    """Watches a run, and acts after a step or a validation."""
+
+    step: int
+    act: Callable[[], None]
+    after_validation: bool = False
+
+    def __call__(self, report: Report) -> None:
+        if report.step == self.step and not self.after_validation:
+            self.act()
+
+    def validated(self, validated: Validated) -> None:
+        if validated.step == self.step and self.after_validation:
+            self.act()
+
+
+def main(file: str, out: str, step: str, *options: str) -> None:
+    # Told after a step, a run stops after the next.
+    told = At(int(step) - 1, lambda: signal.raise_signal(signal.SIGTERM))
+    fit(read_run(Path(file)), out, shard="--shard" in options, watch=told)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

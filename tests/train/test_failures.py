@@ -1,0 +1,391 @@
+"""What goes wrong is named, costs no work that was saved, and is never met by silently starting over."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from adlm.configs import to_json
+from adlm.errors import AdlmError, ConfigError, TrainingError
+from adlm.models.io import ModelConfig, load_model, save_model
+from adlm.models.language_model import Vocabulary
+from adlm.train.run import CheckpointConfig, Run
+from adlm.train.trainer import CHECKPOINTS, fit
+from tests.train.processes import ALL_THE_SAME, SMALL, At, Poisoned, checkpoint_steps, losses, records, same, train
+
+UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def trained(run: Run, folder: Path, **options) -> Path:
+    fit(run, folder, say=silent, **options)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """They take longer than the runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adlm.train.trainer.draw_curves", lambda *arguments: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(SMALL, tmp_path_factory.mktemp("whole") / "run")
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After 8 steps, with checkpoints of steps 3 and 6."""
+
+    def crash() -> None:
+        raise Crash
+
+    out = tmp_path_factory.mktemp("crashed") / "run"
+    with pytest.raises(Crash):
+        fit(SMALL, out, watch=At(8, crash), say=silent)
+    assert checkpoint_steps(out) == [3, 6]
+    return out
+
+
+@pytest.fixture
+def stopped(crashed: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be harmed."""
+    return shutil.copytree(crashed, tmp_path / "run")
+
+
+# Disks.
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The system refuses to write beyond `size` bytes of any file, as a disk does that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, UNLIMITED[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for two checkpoints and a model, where the tests may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = "size=520k"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", disk], capture_output=True, check=False).returncode:
+        pytest.skip("only who may mount file systems can have a small one")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 11), st.sampled_from([0, 500, 3_000, 40_000, 120_000]))
+def test_a_disk_that_fills_up_ends_a_run_that_then_goes_on(whole, tmp_path_factory, step, size):
+    """Whatever it is that no longer fits: metrics, a model, a checkpoint."""
+    out = tmp_path_factory.mktemp("full") / "run"
+    try:
+        watch = At(step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, UNLIMITED[1])))
+        with pytest.raises(TrainingError, match="(?s)asked to write.*File too large.*make room"), largest_file(2**30):
+            fit(SMALL, out, watch=watch, say=silent)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
+    assert not list(out.rglob("*.writing"))
+    assert same(trained(SMALL, out), whole) == ALL_THE_SAME
+
+
+def test_a_full_disk_is_named_and_what_was_saved_stays(whole, small_disk, tmp_path):
+    out = small_disk / "run"
+    ballast = small_disk / "ballast"
+
+    def fill() -> None:
+        with ballast.open("wb") as file, pytest.raises(OSError, match="No space left"):
+            while file.write(bytes(4096)):
+                file.flush()
+
+    with pytest.raises(TrainingError, match="asked to write .*\n.*[Nn]o space left on device"):
+        fit(SMALL, out, watch=At(5, fill), say=silent)
+    assert checkpoint_steps(out) == [3]
+    ballast.unlink()
+    assert same(trained(SMALL, out), whole) == ALL_THE_SAME
+
+
+def test_a_disk_that_cannot_be_written_to_is_named(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(TrainingError, match="Read-only file system"):
+        fit(SMALL, small_disk / "run", say=silent)
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_file_in_the_way_is_named(tmp_path, name):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(TrainingError, match="asked to write to .*\n.*(Not a directory|File exists)"):
+        fit(SMALL, tmp_path / name, say=silent)
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+# Checkpoints.
+
+
+def shard(folder: Path) -> Path:
+    return next(folder.glob("*.safetensors"))
+
+
+def flip(path: Path, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": lambda folder: os.truncate(shard(folder), shard(folder).stat().st_size // 2),
+    "a bit in the tensors": lambda folder: flip(shard(folder), 0.9),
+    "a bit in the numbers": lambda folder: flip(folder / "state.json", 0.5),
+    "no numbers": lambda folder: (folder / "state.json").unlink(),
+    "empty numbers": lambda folder: (folder / "state.json").write_bytes(b""),
+    "no tensors": lambda folder: shard(folder).unlink(),
+    "numbers of another": lambda folder: shutil.copy(folder.parent / "step-000000003" / "state.json", folder),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_taken(whole, stopped, damage):
+    DAMAGES[damage](stopped / CHECKPOINTS / "step-000000006")
+    said: list[str] = []
+    fit(SMALL, stopped, say=said.append)
+    assert said[0].startswith("checkpoint step-000000006 is damaged (")
+    assert said[0].endswith("): put aside as step-000000006.damaged")
+    assert said[1].startswith("going on after step 3 ")
+    assert (stopped / CHECKPOINTS / "step-000000006.damaged").is_dir()
+    assert same(stopped, whole) == ALL_THE_SAME
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["state.json", "*.safetensors"]), st.floats(0, 1))
+def test_no_bit_changes_unnoticed(crashed, tmp_path_factory, name, place):
+    from adlm.train.checkpoint import Checkpoints
+    from adlm.world import World
+
+    folder = shutil.copytree(crashed / CHECKPOINTS, tmp_path_factory.mktemp("flipped") / CHECKPOINTS)
+    flip(next((folder / "step-000000006").glob(name)), place)
+    found = Checkpoints(folder, World(), keep=2, say=silent).newest()
+    assert found is not None
+    assert found.folder.name == "step-000000003"
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_begun_or_changed(whole, stopped):
+    for name, damage in (("step-000000003", "no numbers"), ("step-000000006", "truncated")):
+        DAMAGES[damage](stopped / CHECKPOINTS / name)
+    before = files(stopped)
+    for _ in range(2):  # and not at the second attempt either
+        with pytest.raises(TrainingError, match="(?s)none is whole: step-000000006: .*; step-000000003: .*never"):
+            fit(SMALL, stopped, say=silent)
+        assert files(stopped) == before
+    assert same(trained(SMALL, stopped, resume="never"), whole) == ALL_THE_SAME
+
+
+def test_a_checkpoint_that_only_lacked_its_name_is_taken(whole, stopped):
+    """Killed between its last byte and its name; one of the same step may have been there."""
+    folder = stopped / CHECKPOINTS / "step-000000006"
+    folder.rename(folder.with_name("step-000000006.writing"))
+    said: list[str] = []
+    fit(SMALL, stopped, say=said.append)
+    assert said[0].startswith("going on after step 6 ")
+    assert same(stopped, whole) == ALL_THE_SAME
+
+
+def test_half_a_checkpoint_is_taken_away(whole, stopped):
+    folder = stopped / CHECKPOINTS / "step-000000009.writing"
+    shutil.copytree(stopped / CHECKPOINTS / "step-000000006", folder)
+    (folder / "state.json").unlink()
+    assert same(trained(SMALL, stopped), whole) == ALL_THE_SAME
+    assert not list(stopped.rglob("*.writing"))
+
+
+# Changes.
+
+
+def test_another_config_is_refused_with_the_difference(stopped):
+    before = files(stopped)
+    run = replace(SMALL, train=replace(SMALL.train, steps=20, clip=0.5))
+    with pytest.raises(ConfigError, match=r"train.clip: 1.0 then, 0.5 now\n +train.steps: 12 then, 20 now") as caught:
+        fit(run, stopped, say=silent)
+    assert "--allow-change" in caught.value.fix
+    assert files(stopped) == before
+
+
+def test_what_may_change_is_let_through_when_allowed(whole, stopped):
+    run = replace(SMALL, name="renamed", checkpoint=CheckpointConfig(every=5, keep=3))
+    fit(run, stopped, allow_change=True, say=silent)
+    assert same(stopped, whole) == ALL_THE_SAME
+    fit(run, stopped, say=silent)  # from now on it is the run of this folder
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        replace(SMALL, train=replace(SMALL.train, seed=1)),
+        replace(SMALL, train=replace(SMALL.train, tokens=256)),
+        replace(SMALL, train=replace(SMALL.train, ema=0.5)),
+        replace(SMALL, network=replace(SMALL.network, denoiser_layers=2)),
+        replace(SMALL, objective=replace(SMALL.objective, gamma=0.1)),
+    ],
+    ids=["seed", "tokens", "ema", "network", "objective"],
+)
+def test_what_may_not_change_is_refused_even_so(stopped, run):
+    with pytest.raises(ConfigError, match="cannot change within a run"):
+        fit(run, stopped, allow_change=True, say=silent)
+
+
+def test_other_data_is_refused_even_so(stopped):
+    run = replace(SMALL, data=replace(SMALL.data, seed=1))
+    with pytest.raises(ConfigError, match="data.seed: 0 then, 1 now"):
+        fit(run, stopped, say=silent)
+    with pytest.raises(ConfigError, match="(?s)data: .* then, .* now.*use the same data"):
+        fit(run, stopped, allow_change=True, say=silent)
+
+
+# Folders.
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    out = tmp_path / "run"
+    run = replace(SMALL, train=replace(SMALL.train, steps=100_000))
+    process = train(run, out)
+    try:
+        assert process.reached(1), process.said()
+        with pytest.raises(TrainingError, match="another process is training there"):
+            fit(run, out, say=silent)
+        assert process.inner.poll() is None
+    finally:
+        process.kill()
+
+
+def test_a_model_from_elsewhere_is_not_overwritten(tmp_path):
+    data = SMALL.data.prepare()
+    vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
+    config = ModelConfig(SMALL.network, vocabulary, data.packing)
+    save_model(tmp_path, config.build(), config, data.tokenizer)
+    before = files(tmp_path)
+    for resume in ("auto", "never"):
+        with pytest.raises(ConfigError, match="a model that no run of this package left there"):
+            fit(SMALL, tmp_path, resume=resume, say=silent)
+    assert files(tmp_path) == before
+
+
+def test_a_config_from_elsewhere_is_not_overwritten(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(ConfigError, match="name another --out"):
+        fit(SMALL, tmp_path, say=silent)
+    assert json.loads((tmp_path / "config.json").read_text()) == {"model_type": "gpt2"}
+
+
+def test_starting_again_never_leaves_old_weights_beside_a_new_config(tmp_path):
+    out = trained(SMALL, tmp_path / "run")
+    wider = replace(SMALL, network=replace(SMALL.network, anchor=replace(SMALL.network.anchor, width=32)))
+
+    def look() -> None:
+        with pytest.raises(AdlmError, match="no model.safetensors"):
+            load_model(out)
+
+    fit(wider, out, resume="never", watch=At(1, look), say=silent)
+    assert load_model(out)[1].network == wider.network
+
+
+# Losses that are not finite.
+
+
+def poisoned(**options) -> Run:
+    """Sample 17 is in the sixth step."""
+    objective = Poisoned(SMALL.objective.corruption, gamma=SMALL.objective.gamma, sample=17, **options)
+    return replace(SMALL, objective=objective, checkpoint=CheckpointConfig(every=4))
+
+
+def step_of_sample(number: int) -> int:
+    from adlm.data.loader import LoaderConfig
+
+    loader = LoaderConfig(8, SMALL.train.seed).build(SMALL.data.prepare().train)
+    return next(step for step in range(SMALL.train.steps) if number in loader.rows(step))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
+    done = step_of_sample(17)
+    assert 4 < done < 12
+    with pytest.raises(TrainingError, match=f"asked for training step {done + 1}\n") as caught:
+        fit(poisoned(), tmp_path / "run", say=silent)
+    assert "loss inf" in caught.value.found
+    rank, samples = caught.value.found.split(": ")[-1].split(", samples ")
+    assert rank == "rank 0"
+    assert "17" in samples.split(", ")
+    assert len(samples.split(", ")) == SMALL.train.micro_rows
+    assert "--on-nonfinite skip" in caught.value.fix
+    kept = load_file(tmp_path / "run" / "nonfinite" / f"step-{done + 1:09d}-rank-0.safetensors")
+    assert 17 in kept["index"]
+    expected = SMALL.data.prepare().train.tokens(kept["index"].numpy())
+    assert torch.equal(kept["tokens"], torch.from_numpy(expected))
+    # Saved is the state before the step: that of a run which never met it.
+    assert checkpoint_steps(tmp_path / "run")[-1] == done
+    healthy = replace(SMALL, checkpoint=CheckpointConfig(every=done, keep=9))
+    trained(healthy, tmp_path / "healthy")
+    name = f"step-{done:09d}"
+    assert shard(tmp_path / "run" / CHECKPOINTS / name).read_bytes() == (
+        shard(tmp_path / "healthy" / CHECKPOINTS / name).read_bytes()
+    )
+    assert losses(tmp_path / "run") == losses(tmp_path / "healthy")[:done]
+
+
+def test_steps_that_are_not_finite_are_left_out_and_counted_when_asked(tmp_path):
+    done = step_of_sample(17)
+    with pytest.raises(TrainingError):
+        fit(poisoned(), tmp_path / "stopped", say=silent)
+    said: list[str] = []
+    fit(poisoned(), tmp_path / "stopped", on_nonfinite="skip", say=said.append)
+    assert any(line.startswith(f"step {done + 1} left out: loss inf") for line in said)
+    steps = [record for record in records(tmp_path / "stopped") if "loss" in record]
+    assert [record["step"] for record in steps] == list(range(1, 13))
+    assert [record["skipped"] for record in steps] == [0] * done + [1] * (12 - done)
+    assert [record["step"] for record in steps if record["loss"] is None] == [done + 1]
+    numbers = json.loads((tmp_path / "stopped" / CHECKPOINTS / "step-000000012" / "state.json").read_text())["numbers"]
+    assert (numbers["skipped"], numbers["step"], numbers["averaged"]) == (1, 12, 11)
+    # The same as if it had been asked for from the beginning.
+    trained(poisoned(), tmp_path / "skipped", on_nonfinite="skip")
+    assert same(tmp_path / "stopped", tmp_path / "skipped") == ALL_THE_SAME
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path):
+    done = step_of_sample(17)
+    with pytest.raises(TrainingError, match="every loss is finite, the gradient is not; samples .*17"):
+        fit(poisoned(gradient=True), tmp_path, say=silent)
+    assert checkpoint_steps(tmp_path)[-1] == done
+
+
+def test_a_run_stopped_by_its_losses_stays_stopped_until_something_changes(tmp_path):
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="asked for training step"):
+            fit(poisoned(), tmp_path, say=silent)
+    assert to_json(poisoned()) == json.loads((tmp_path / "config.json").read_text())["run"]

@@ -1,0 +1,211 @@
+"""A run that is stopped, by whom and whenever, ends as if it had not been: to the last bit."""
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from adlm.errors import Interrupted
+from adlm.train.optimizer import Muon
+from adlm.train.run import Run
+from adlm.train.trainer import CHECKPOINTS, fit
+from tests.train.processes import ALL_THE_SAME, SMALL, At, checkpoint_steps, larger, records, same, steps_done, train
+
+
+class Crash(Exception):
+    pass
+
+
+def crash() -> None:
+    raise Crash
+
+
+def term() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def uninterrupted(run: Run, folder: Path) -> Path:
+    fit(run, folder, say=silent)
+    return folder
+
+
+def finishes(run: Run, out: Path, watch: At | None = None) -> bool:
+    """One sitting."""
+    try:
+        return fit(run, out, watch=watch, say=silent).steps == run.train.steps
+    except (Interrupted, Crash):
+        return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """They take longer than the runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adlm.train.trainer.draw_curves", lambda *arguments: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return uninterrupted(SMALL, tmp_path_factory.mktemp("whole") / "run")
+
+
+stops = st.builds(At, st.integers(1, SMALL.train.steps), st.sampled_from([term, interrupt, crash]), st.booleans())
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.lists(stops, min_size=1, max_size=3))
+@example([At(SMALL.train.steps - 1, term)])  # after the last step, before the validation that ends the run
+@example([At(3, term), At(4, crash, after_validation=True)])  # between a validation and the checkpoint after it
+def test_stopped_anywhere_any_number_of_times_it_ends_the_same(whole, tmp_path_factory, sittings):
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    for watch in sittings:
+        finishes(SMALL, out, watch)
+    assert finishes(SMALL, out)
+    assert same(out, whole) == ALL_THE_SAME
+
+
+def test_stopped_before_the_validation_that_ends_it_a_run_takes_no_step_more(tmp_path):
+    optimizer = Muon(lr=0.3, matrix_lr=0.3)  # too fast, so that the bound gets worse
+    train, validation = replace(SMALL.train, optimizer=optimizer), replace(SMALL.validation, every=3, patience=1)
+    run = replace(SMALL, train=train, validation=validation)
+    expected = uninterrupted(run, tmp_path / "whole")
+    last = steps_done(expected)
+    assert last < SMALL.train.steps
+    with pytest.raises(Interrupted):
+        fit(run, tmp_path / "stopped", watch=At(last - 1, term), say=silent)
+    fit(run, tmp_path / "stopped", say=silent)
+    assert same(tmp_path / "stopped", expected) == ALL_THE_SAME
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_and_saves_it(tmp_path, number):
+    said: list[str] = []
+    with pytest.raises(Interrupted, match="5 of 12 steps are done and saved") as caught:
+        fit(SMALL, tmp_path, watch=At(4, lambda: signal.raise_signal(number)), say=said.append)
+    assert caught.value.signal == number
+    assert "same command again" in caught.value.fix
+    assert said == [f"{number.name}: finishing this step, then saving; Ctrl-C again stops at once"]
+    assert checkpoint_steps(tmp_path)[-1] == 5 == steps_done(tmp_path)
+
+
+def test_a_second_interrupt_stops_at_once_and_loses_no_checkpoint(whole, tmp_path):
+    def twice() -> None:
+        interrupt()
+        interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(SMALL, tmp_path, watch=At(7, twice), say=silent)
+    assert steps_done(tmp_path) == 7
+    assert checkpoint_steps(tmp_path)[-1] == 6
+    assert finishes(SMALL, tmp_path)
+    assert same(tmp_path, whole) == ALL_THE_SAME
+
+
+def test_signals_mean_again_what_they_meant_before(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    finishes(SMALL, tmp_path, At(2, term))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_message_that_cannot_be_told_does_not_keep_a_run_from_saving(tmp_path):
+    """Where a signal comes in the middle of a print, Python refuses another."""
+
+    def refuse(text: str) -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    with pytest.raises(Interrupted):
+        fit(SMALL, tmp_path, watch=At(4, term), say=refuse)
+    assert checkpoint_steps(tmp_path)[-1] == 5
+
+
+def test_a_finished_run_trains_no_more(whole, tmp_path):
+    out = uninterrupted(SMALL, tmp_path / "run")
+    steps: list[int] = []
+
+    class Watch:
+        def __call__(self, report):
+            steps.append(report.step)
+
+        def validated(self, validated):
+            steps.append(validated.step)
+
+    said: list[str] = []
+    fit(SMALL, out, watch=Watch(), say=said.append)
+    assert steps == []
+    assert "all 12 steps are done already" in said
+    assert same(out, whole) == ALL_THE_SAME
+
+
+def test_killed_again_and_again_a_run_ends_the_same(tmp_path):
+    """With SIGKILL, at random moments, the first while a checkpoint is being written."""
+    run, out, luck = larger(steps=30, width=128), tmp_path / "killed", random.Random(0)
+    expected = uninterrupted(run, tmp_path / "whole")
+    unfinished = 0
+    for kill in range(3):
+        process = train(run, out)
+        assert process.reached(steps_done(out) + luck.randint(2, 6)), process.said()
+        if kill == 0:
+            assert process.until(lambda: any((out / CHECKPOINTS).glob("*.writing"))), process.said()
+        else:
+            time.sleep(luck.uniform(0, 0.2))
+        unfinished += process.kill()
+    process = train(run, out)
+    assert process.wait() == 0, process.said()
+    assert "going on after step" in process.said()
+    assert "damaged" not in process.said()
+    assert unfinished >= 1
+    assert same(out, expected) == ALL_THE_SAME
+    assert not list((out / CHECKPOINTS).glob("*.writing"))
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "send"),
+    [
+        # To the process and to those that read ahead for it, as a scheduler sends it.
+        (signal.SIGTERM, ("--workers", "2"), os.killpg),
+        (signal.SIGINT, (), os.kill),
+    ],
+    ids=["SIGTERM with workers", "SIGINT"],
+)
+def test_the_command_ends_with_the_code_of_its_signal_and_goes_on(tmp_path, number, options, send):
+    run = replace(SMALL, train=replace(SMALL.train, steps=40))
+    out = tmp_path / "stopped"
+    process = train(run, out, *options)
+    assert process.reached(5), process.said()
+    send(process.inner.pid, number)
+    assert process.wait() == 128 + number, process.said()
+    found = re.search(r"found: (\d+) of 40 steps are done and saved", process.said())
+    assert found is not None, process.said()
+    assert checkpoint_steps(out)[-1] == int(found[1]) == steps_done(out)
+    assert "run the same command again to go on from there" in process.said()
+    assert process.said().count("finishing this step, then saving") == 1
+    assert "Traceback" not in process.said()
+    fit(run, out, say=silent)
+    assert same(out, uninterrupted(run, tmp_path / "whole")) == ALL_THE_SAME
+
+
+def test_killed_with_workers_it_goes_on_at_once(whole, tmp_path):
+    """Those that read ahead outlive a killed process for some seconds."""
+    out = tmp_path / "killed"
+    process = train(SMALL, out, "--workers", "2")
+    assert process.reached(5), process.said()
+    process.kill()
+    fit(SMALL, out, workers=2, say=silent)
+    assert same(out, whole) == ALL_THE_SAME
