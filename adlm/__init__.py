@@ -7,17 +7,23 @@ if TYPE_CHECKING:
     from adlm.data.catalog import open_source
     from adlm.data.prepare import prepare
     from adlm.errors import AdlmError
+    from adlm.recipes.named import recipe
     from adlm.text_model import TextModel, load
+    from adlm.train.run import Run
+    from adlm.train.trainer import fit
 
 __version__ = "0.1.0"
-__all__ = ["AdlmError", "TextModel", "load", "open_source", "prepare"]
+__all__ = ["AdlmError", "Run", "TextModel", "fit", "load", "open_source", "prepare", "recipe"]
 
 _HOMES = {
     "AdlmError": "adlm.errors",
+    "Run": "adlm.train.run",
     "TextModel": "adlm.text_model",
+    "fit": "adlm.train.trainer",
     "load": "adlm.text_model",
     "open_source": "adlm.data.catalog",
     "prepare": "adlm.data.prepare",
+    "recipe": "adlm.recipes.named",
 }
 
 

@@ -3,13 +3,16 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adlm.cli import COMMANDS
-from adlm.data.stories import Stories
-from adlm.recipes.demo import data, execute, runs
+from adlm.data.config import Corpus
+from adlm.recipes.demo import runs
+from adlm.train.run import ValidationConfig
+from adlm.train.trainer import fit
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,9 +27,10 @@ def test_links_lead_somewhere_and_examples_compile():
 def demo(tmp_path_factory):
     """A folder with what `adlm demo` leaves, after two steps of training."""
     folder = tmp_path_factory.mktemp("demo")
-    corpus = data(Stories(train=400, valid=50, test=50), folder / "data")
-    (*_, run) = runs(steps=2)
-    execute(run, corpus, test_rows=8, draws=1).model.save(folder / "runs/demo/adlm")
+    run = runs(steps=2)["ADLM"]
+    assert isinstance(run.data, Corpus)
+    run = replace(run, data=replace(run.data, source="stories:400"), validation=ValidationConfig(rows=8, draws=1))
+    fit(run, folder / "runs/demo/adlm", cache=folder / "data")
     return folder
 
 

@@ -17,7 +17,7 @@ from adlm.data.catalog import open_source
 from adlm.data.source import Source
 from adlm.data.stories import Stories
 from adlm.errors import ConfigError
-from adlm.recipes.demo import Trained, execute, runs, held_out_rows
+from adlm.recipes.demo import Trained, execute, held_out_rows, runs
 
 
 def command(

@@ -93,6 +93,8 @@ class TrainingBar:
         nats, best = validated.nats, " (best)" if validated.best else ""
         error = f" ± {nats.error:.3f}" if math.isfinite(nats.error) else ""
         self.view.print(f"validation at step {validated.step:,}: {nats.mean:.3f}{error} nats a token{best}")
+        for text in validated.samples:
+            self.view.print(f"  {' '.join(text.split())}")
 
     def _left(self, report: "Report") -> float | None:
         """Seconds, at the speed of recent steps: what was done before a resumption is not in it."""

@@ -306,7 +306,7 @@ def _whole_lines(path: Path, source: TextFiles) -> Iterator[str]:
 _Records = Iterator[tuple[str, object]]
 
 
-def _json_records(path: Path, source: TextFiles) -> _Records:
+def json_records(path: Path, source: TextFiles) -> _Records:
     chunks = filter(None, _decoded(path, source.encoding_errors))
     text = next((chunk.lstrip() for chunk in chunks if not chunk.isspace()), "")
     if text.startswith("["):
@@ -381,7 +381,7 @@ def _parquet_records(path: Path, source: TextFiles) -> _Records:
 
 
 _RECORDS: dict[str, Callable[[Path, TextFiles], _Records]] = {
-    "json": _json_records,
+    "json": json_records,
     "csv": _csv_records,
     "parquet": _parquet_records,
 }

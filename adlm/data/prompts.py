@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.data.files import TextFiles, _json_records, find_files
+from adlm.data.files import TextFiles, find_files, json_records
 from adlm.data.packing import Ids, Packing, Padded
 from adlm.data.prepare import tokenizer_for
 from adlm.data.table import DataConfig, Prepared, Table, Watch
@@ -116,7 +116,7 @@ class Prompts(DataConfig):
     def _rows(self, path: Path, tokenizer: Tokenizer) -> Iterator["_Row"]:
         """All of them, whatever their lengths."""
         begin, end = (np.array(part, np.int64) for part in self._packing().frame(tokenizer.roles))
-        records = _json_records(path, TextFiles(str(path)))
+        records = json_records(path, TextFiles(str(path)))
         while some := list(islice(records, _AT_A_TIME)):
             prompts = [_text(record, self.prompt, where) + self.separator for where, record in some]
             responses = [_text(record, self.response, where) for where, record in some]

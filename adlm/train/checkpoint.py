@@ -176,16 +176,15 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
     def _problem(self) -> str | None:
-        if self._pending is None:
+        error = self._pending.exception() if self._pending is not None else None
+        if error is None:
             return None
-        try:
-            self._pending.result()
-        except Exception as error:  # whatever the writer of torch raises
-            if self.world.first:
-                for unfinished in self.folder.glob(f"step-*{_WRITING}"):
-                    shutil.rmtree(unfinished, ignore_errors=True)
-            return _reason(error)
-        return None
+        if self.world.first:
+            for unfinished in self.folder.glob(f"step-*{_WRITING}"):
+                shutil.rmtree(unfinished, ignore_errors=True)
+        # torch collects what the processes raised and has all of them raise it: those tell that it happened to.
+        failures = getattr(error, "failures", None) or {self.world.rank: (error, None)}
+        return _reason(failures[self.world.rank][0]) if self.world.rank in failures else None
 
 
 def _problem_in(folder: Path) -> str | None:
@@ -213,9 +212,6 @@ def _problem_in(folder: Path) -> str | None:
 
 def _reason(error: BaseException) -> str:
     """The first cause, in a line."""
-    failures = getattr(error, "failures", None)  # torch collects what each process raised
-    if failures:
-        error = next(iter(failures.values()))[0]
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -5,6 +5,7 @@
 is `adlm train` that tells itself to stop at a given step, whatever else the machine does meanwhile.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ class Process:
         try:
             return self.inner.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.clear_away()
             raise AssertionError(f"no end after {PATIENCE} s:\n{self.said()}") from None
 
     def until(self, happened: Callable[[], Any]) -> bool:
@@ -94,7 +96,7 @@ class Process:
             if self.inner.poll() is not None:
                 return False
             if time.monotonic() > limit:
-                self.kill()
+                self.clear_away()
                 raise AssertionError(f"did not happen in {PATIENCE} s:\n{self.said()}")
             time.sleep(0.002)
         return True
@@ -108,6 +110,12 @@ class Process:
         self.inner.kill()
         self.inner.wait()
         return any((self.out / CHECKPOINTS).glob("*.writing"))
+
+    def clear_away(self) -> None:
+        """Whatever is left of it."""
+        for pid in [*self.workers(), self.inner.pid] if self.inner.poll() is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def workers(self) -> list[int]:
         """Numbers of the processes it started, oldest first."""
@@ -153,7 +161,9 @@ def _begin(command: list[str], out: Path) -> Process:
         inner = subprocess.Popen(
             command, cwd=root, env={**os.environ, **threads}, stdout=file, stderr=file, start_new_session=True
         )
-    return Process(inner, out, log)
+    process = Process(inner, out, log)
+    atexit.register(process.clear_away)  # where a test gave up on it
+    return process
 
 
 def steps_done(out: Path) -> int:

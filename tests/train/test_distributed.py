@@ -14,8 +14,16 @@ from adlm.train.metrics import read_metrics
 from tests.train.distributed_runs import RUNS, trained
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = [f"{name}/{way}" for name in ("published", "tied", "frozen") for way in ("ddp", "fsdp")]
-CASES += ["gamma0/ddp", "ar/fsdp", "poisoned/ddp"]
+CASES = [
+    "published/ddp",
+    "published/fsdp",
+    "tied/ddp",
+    "tied/fsdp",
+    "gamma0/ddp",
+    "frozen/fsdp",
+    "ar/fsdp",
+    "poisoned/ddp",
+]
 
 
 def start_two(folder, names):

@@ -17,7 +17,7 @@ from adlm.errors import Interrupted
 from adlm.train.optimizer import Muon
 from adlm.train.run import Run
 from adlm.train.trainer import CHECKPOINTS, fit
-from tests.train.processes import ALL_THE_SAME, SMALL, At, checkpoint_steps, larger, records, same, steps_done, train
+from tests.train.processes import ALL_THE_SAME, SMALL, At, checkpoint_steps, larger, same, steps_done, train
 
 
 class Crash(Exception):
