@@ -43,12 +43,14 @@ processes=${NPROC:-$("$python" -c 'import torch; print(max(1, torch.cuda.device_
 cores=$(OMP_NUM_THREADS='' nproc)
 threads=$((cores / processes))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
-# From SIGTERM until torchrun kills: time to finish a step and save. Older versions of torch do not read it and allow 30 s.
+# Where processes share torchrun's own store, as they do with --master-addr, they can wait for each other forever after a
+# restart. So each round of them has a new one.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# From SIGTERM until torchrun kills: time to finish a step and save. Older versions of torch know only their 30 seconds.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-150}
 
-# A fixed meeting point, at which restarted processes find each other again.
 exec "$python" -m torch.distributed.run \
-  --nnodes="$NODES" --node-rank="$NODE_RANK" --nproc-per-node="$processes" \
-  --master-addr="$FIRST_HOST" --master-port="${PORT:-29500}" \
-  --max-restarts="${RESTARTS:-3}" \
+  --nnodes="$NODES" --nproc-per-node="$processes" --max-restarts="${RESTARTS:-3}" \
+  --rdzv-backend=c10d --rdzv-endpoint="$FIRST_HOST:${PORT:-29500}" --rdzv-id=adlm \
+  --rdzv-conf="is_host=$((NODE_RANK == 0)),read_timeout=600" ${LOCAL_ADDR:+--local-addr="$LOCAL_ADDR"} \
   -m adlm train "$RECIPE" ${OUT:+--out "$OUT"} "$@"

@@ -17,7 +17,8 @@ from adlm.recipes import small
 from adlm.text_model import TextModel
 from adlm.train.folder import stored_run
 from adlm.train.run import Run, ValidationConfig
-from adlm.train.trainer import Watch, fit
+from adlm.train.sitting import Watch
+from adlm.train.trainer import fit
 
 NAMES = {"ar": "AR", "mdlm": "MDLM", "adlm": "ADLM"}
 

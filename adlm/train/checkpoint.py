@@ -120,7 +120,8 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """What is being written is finished first."""
+        """What is being written is finished first, or taken away where it could not be."""
+        self._problem()
         self._writer.shutdown()
 
     def _folders(self) -> list[Path]:

@@ -21,7 +21,8 @@ from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
 from adlm.train.optimizer import AdamW, Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import Fitted, fit
+from adlm.train.sitting import Fitted
+from adlm.train.trainer import fit
 from adlm.types import Batch, LossTerms
 
 STACK = StackConfig(width=32, heads=2, layers=2, dropout=0.1, condition=16)

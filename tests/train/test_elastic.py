@@ -56,10 +56,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_one(process: Process, luck: random.Random) -> None:
-    """SIGKILL for one of the two, at a random moment of the run."""
-    assert process.reached(steps_done(process.out) + luck.randint(1, 8)), process.said()
+    """SIGKILL for one of the two, at a random moment after the first checkpoint, and wait for their successors."""
+    assert process.reached(steps_done(process.out) + luck.randint(3, 8)), process.said()
     time.sleep(luck.uniform(0, 0.1))
-    os.kill(luck.choice(process.workers()), signal.SIGKILL)
+    before = process.workers()
+    os.kill(luck.choice(before), signal.SIGKILL)
+    assert process.until(lambda: len(process.workers()) == 2 and not {*process.workers()} & {*before}), process.said()
 
 
 def test_started_again_by_torchrun_a_run_ends_as_if_nobody_had_been_killed(whole, tmp_path):
@@ -74,10 +76,10 @@ def test_started_again_by_torchrun_a_run_ends_as_if_nobody_had_been_killed(whole
 def test_started_again_more_than_once_too(whole, tmp_path, seed):
     luck = random.Random(seed)
     process = train_on_two(LONGER, tmp_path / "killed", restarts=3)
-    for kill in range(2):
+    for _ in range(2):
         kill_one(process, luck)
-        assert process.until(lambda: process.said().count("going on after step") > kill), process.said()  # noqa: B023
     assert same(finished(process), whole) == ALL_THE_SAME
+    assert process.said().count("going on after step") == 2
 
 
 def alone(run: Run, out: Path, until: int) -> None:

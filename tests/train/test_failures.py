@@ -108,7 +108,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.integers(1, 11), st.sampled_from([0, 500, 3_000, 40_000, 120_000]))
+@given(st.integers(1, 12), st.sampled_from([0, 500, 3_000, 40_000, 120_000]))
 def test_a_disk_that_fills_up_ends_a_run_that_then_goes_on(whole, tmp_path_factory, step, size):
     """Whatever it is that no longer fits: metrics, a model, a checkpoint."""
     out = tmp_path_factory.mktemp("full") / "run"
