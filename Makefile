@@ -35,6 +35,8 @@ bench: $(READY)
 	for program in benchmarks/[a-z]*.py; do $(BIN)/python $$program || exit 1; done
 	$(BIN)/python -m benchmarks.core.step
 	$(BIN)/python -m benchmarks.core.padding
+	$(BIN)/python -m benchmarks.train.speed
+	$(BIN)/python -m benchmarks.train.kill
 
 docs: $(READY)
 	$(BIN)/python docs/check.py

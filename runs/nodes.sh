@@ -39,7 +39,8 @@ done
 ((NODE_RANK < NODES)) || usage "NODE_RANK is $NODE_RANK, but $NODES nodes are numbered from 0 to $((NODES - 1))"
 
 python=${PYTHON:-python}
-processes=${NPROC:-$("$python" -c 'import torch; print(max(1, torch.cuda.device_count()))')}
+processes=${NPROC:-$("$python" -c 'import torch; print(max(1, torch.cuda.device_count()))' 2>/dev/null)} ||
+  usage "$python has no torch: activate its environment, or set PYTHON"
 cores=$(OMP_NUM_THREADS='' nproc)
 threads=$((cores / processes))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}

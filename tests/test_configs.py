@@ -11,7 +11,7 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.train.optimizer import AdamW
-from adlm.train.trainer import TrainConfig
+from adlm.train.run import TrainConfig
 
 
 @pytest.mark.parametrize(

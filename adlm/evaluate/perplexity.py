@@ -29,7 +29,10 @@ class Perplexity(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats_a_token.mean)
+        try:
+            return math.exp(self.nats_a_token.mean)
+        except OverflowError:  # of a model that has gone astray
+            return math.inf
 
     @property
     def error(self) -> float:

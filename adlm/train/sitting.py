@@ -96,6 +96,7 @@ class Sitting:
                 stack.callback(tracker.close)
             if self._finished:
                 self.say(f"all {numbers.step} steps are done already")
+                self._validate()
             else:
                 self._train()
         return self._end()
@@ -150,7 +151,7 @@ class Sitting:
         asked, failed = outcome.flags
         if failed:
             self.checkpoints.wait()  # raises, on all processes
-        if asked:
+        if asked and not self._finished:
             self._save()
             self.checkpoints.wait()
             raise Interrupted(
@@ -204,13 +205,14 @@ class Sitting:
                 seed=self.run.train.seed,
                 world=self.world,
                 through=self.spread,
-            ).nats_a_token
-            best = numbers.best is None or found.mean < numbers.best
+            )
+            nats = found.nats_a_token
+            best = math.isfinite(nats.mean) and (numbers.best is None or nats.mean < numbers.best)
             if best:
-                numbers.best, numbers.since_best = found.mean, 0
+                numbers.best, numbers.since_best = nats.mean, 0
             else:
                 numbers.since_best += 1
-            numbers.validated, numbers.nats, numbers.error = numbers.step, found.mean, found.error
+            numbers.validated, numbers.nats, numbers.error = numbers.step, nats.mean, nats.error
             texts: tuple[str, ...] = ()
             if self.sample is not None:
                 call, step = self.sample, numbers.step
@@ -223,7 +225,7 @@ class Sitting:
         self.times.clear()  # speed is that of training
         self.times.append(time.perf_counter())
         if self.metrics is not None:
-            result = Validated(numbers.step, found, math.exp(found.mean), best, seconds, texts)
+            result = Validated(numbers.step, nats, found.perplexity, best, seconds, texts)
             self.metrics.validated(result)
             if self.watch is not None:
                 self.watch.validated(result)

@@ -16,18 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adlm.data.catalog import open_source
+from adlm.data.config import Corpus
 from adlm.data.loader import LoaderConfig
 from adlm.data.packing import Wrapped
-from adlm.data.prepare import prepare
-from adlm.data.tokenizer import train_bpe
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.models.language_model import LanguageModel
 from adlm.models.sizes import published
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.randomness import Noise
 from adlm.train.optimizer import Muon
-from adlm.train.trainer import TrainConfig, train
+from adlm.train.run import Run, TrainConfig
+from adlm.train.trainer import fit
 from adlm.types import Batch
 from benchmarks._record import record
 
@@ -48,15 +47,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
-    source = open_source("pydocs")
-    tokenizer = train_bpe(source.beginning("train"), SIZE)
-    torch.manual_seed(0)
-    model = published("adlm", "nano", dropout=0.0).build(Vocabulary(tokenizer.vocab_size, tokenizer.mask_id))
+    network = published("adlm", "nano", dropout=0.0)
+    data = Corpus("pydocs", f"bpe:{SIZE}", Wrapped(LENGTH))
+    train = TrainConfig(steps, ROWS * LENGTH, ROWS, Muon())
     table = []
     with tempfile.TemporaryDirectory() as folder:
-        shards = prepare(source, "train", tokenizer, Wrapped(LENGTH), cache=Path(folder))
-        loader = LoaderConfig(ROWS).build(shards)
-        train(model, Anelbo(), loader, TrainConfig(steps=steps, optimizer=Muon()))
+        cache = Path(folder) / "data"
+        model = fit(Run("anchors", data, network, Anelbo(), train), Path(folder) / "run", cache=cache).model
+        loader = LoaderConfig(ROWS).build(data.prepare(cache=cache).train)
+        model.train()
         batches = [loader.batch(steps + i) for i in range(BATCHES + 1)]
         everything = [gradient(model, Anelbo(), batch, seed=9) for batch in batches]
         sampling = [(a - b).square().sum().item() / 2 for (a, _), (b, _) in pairwise(everything)]
@@ -75,7 +74,7 @@ def main() -> None:
                 }
             )
     method = (
-        f"ADLM nano, V={tokenizer.vocab_size:,}, {ROWS} rows of {LENGTH}, gamma 3e-3 at all anchors, after {steps} "
+        f"ADLM nano, V={SIZE:,}, {ROWS} rows of {LENGTH}, gamma 3e-3 at all anchors, after {steps} "
         f"steps on pydocs; {BATCHES + 1} batches"
     )
     quarter = table[2]

@@ -32,7 +32,8 @@ from adlm.train.folder import read_run
 from adlm.train.metrics import METRICS, Report, Validated, read_metrics
 from adlm.train.optimizer import Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import BEST, CHECKPOINTS, fit
+from adlm.train.sitting import BEST
+from adlm.train.trainer import CHECKPOINTS, fit
 from adlm.types import Batch, LossTerms
 
 PATIENCE = 120.0  # seconds, before something that never comes is given up
@@ -109,6 +110,21 @@ class Process:
         """SIGKILL for this process alone; whether it left a checkpoint that it was writing."""
         self.inner.kill()
         self.inner.wait()
+        return self.is_writing()
+
+    def kill_while_writing(self) -> None:
+        """SIGKILL in the middle of a checkpoint: the process is halted until that is where it stands."""
+        while True:
+            self.inner.send_signal(signal.SIGSTOP)
+            _, status = os.waitpid(self.inner.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), self.said()
+            if self.is_writing():
+                break
+            self.inner.send_signal(signal.SIGCONT)
+            time.sleep(0.002)
+        self.kill()
+
+    def is_writing(self) -> bool:
         return any((self.out / CHECKPOINTS).glob("*.writing"))
 
     def clear_away(self) -> None:

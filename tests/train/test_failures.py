@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def no_pictures() -> Iterator[None]:
     """They take longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adlm.train.trainer.draw_curves", lambda *arguments: None)
+        patch.setattr("adlm.train.sitting.draw_curves", lambda *arguments: None)
         yield
 
 
