@@ -1,11 +1,14 @@
-"""The scripts that start runs on several machines, with "nodes" that are processes of this one.
+"""The guide's commands, and the scripts that start runs on several machines, with "nodes" that are processes of this one.
 
-Slurm's programs are stand-ins: `srun` starts the command once for each node, in a session of its own, and answers a TERM
-as the real one does, by killing; `scancel --signal` reaches all processes of the steps; `scontrol requeue` is noted down.
+Slurm's programs are stand-ins: `srun` starts the command once for each node, in a session of its own, and answers a
+TERM as the real one does, by killing; `scancel --signal` reaches all processes of the steps; `scontrol requeue` is
+noted down.
 """
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -16,10 +19,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from adlm.cli import main
 from adlm.configs import to_json
+from adlm.recipes.named import recipe
 from adlm.train.run import CheckpointConfig, Run
 from adlm.train.trainer import fit
 from tests.train.processes import SMALL, checkpoint_steps, losses, records, steps_done
@@ -138,6 +144,32 @@ def free_port() -> int:
 
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
+
+
+# The guide.
+
+GUIDE = re.findall(r"^```\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.M | re.S)
+COMMANDS = [
+    line[line.index("adlm train") :]
+    for block in GUIDE
+    for line in block.replace("\\\n", " ").splitlines()
+    if re.match(r"[A-Z_0-9= ]*(torchrun .*)?adlm train ", line)
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_guide_names_options_and_settings_that_exist(command, monkeypatch):
+    asked: list[Run] = []
+
+    def note(run: Run, out: Path, **options: object) -> SimpleNamespace:
+        asked.append(run)
+        return SimpleNamespace(steps=run.train.steps, nats=None)
+
+    monkeypatch.setattr("adlm.cli.train.fit", note)
+    monkeypatch.setattr("adlm.cli.train.read_run", lambda path: recipe("demo-adlm"))
+    _, *words = shlex.split(command, comments=True)
+    assert main(words) == 0
+    assert len(asked) == 1
 
 
 # What the scripts are.

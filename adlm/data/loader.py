@@ -4,6 +4,7 @@ The order of an epoch is a keyed permutation that is computed, not stored; so th
 one number, the batches already given. Any number of ranks and workers sees the same global batches.
 """
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +124,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         if self.config.workers == 0:
-            batches: Iterator[Batch] = (self.batch(step) for step in _count(self.given))
+            batches: Any = (self.batch(step) for step in _count(self.given))
         else:
             batches = iter(
                 DataLoader(
@@ -132,11 +133,16 @@ class Loader:
                     sampler=_count(self.given),
                     num_workers=self.config.workers,
                     prefetch_factor=4,
+                    worker_init_fn=_begin_worker,
                 )
             )
-        for batch in batches:
-            self.given += 1
-            yield batch
+        try:
+            for batch in batches:
+                self.given += 1
+                yield batch
+        finally:
+            if self.config.workers:
+                batches._shutdown_workers()  # deaf to signals, they would be waited for at the end of the process
 
     def state_dict(self) -> dict[str, Any]:
         return {"given": self.given, "batch": self.config.batch, "seed": self.config.seed, "data": self.table.key}
@@ -173,5 +179,12 @@ class _Steps(Dataset[Batch]):
         self.loader = loader
 
     def __getitem__(self, step: int) -> Batch:
-        torch.set_num_threads(1)
         return self.loader.batch(step)
+
+
+def _begin_worker(number: int) -> None:
+    """Ctrl-C and what a scheduler sends come to all processes of a run. It is for the one that trains to answer: it
+    still needs batches until it has saved."""
+    torch.set_num_threads(1)
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, signal.SIG_IGN)

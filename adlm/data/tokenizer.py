@@ -107,7 +107,8 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.backend.save(str(folder / _FILE))
+        # Its own way of saving raises a bare Exception where the system refuses to write.
+        (folder / _FILE).write_text(self.backend.to_str(pretty=True), encoding="utf-8")
         (folder / _ROLES_FILE).write_text(json.dumps(asdict(self.roles), indent=2) + "\n")
 
 

@@ -71,14 +71,18 @@ class Validated(NamedTuple):
 
 
 class MetricsFile:
-    """The record of a run that goes on after `step`; what the file holds of later steps is cut off."""
+    """The record of a run that goes on after `step`; what the file holds of later steps is cut off.
 
-    def __init__(self, path: Path, step: int = 0) -> None:
+    Args:
+        validated: the last step whose validation counts, where that is not `step`.
+    """
+
+    def __init__(self, path: Path, step: int = 0, validated: int | None = None) -> None:
         self.path = path
         with writing(f"{path} after step {step}"):
             path.touch()
             # One truncation needs no room, and there is no moment at which an earlier line is missing.
-            os.truncate(path, _end(path, step))
+            os.truncate(path, _end(path, step, step if validated is None else validated))
             # Without a buffer: a line that was written is there, whatever becomes of the process.
             self._file = path.open("ab", buffering=0)
 
@@ -143,8 +147,8 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _end(path: Path, step: int) -> int:
-    """Where the last whole line of `step` or before ends. Steps never fall, so the search is from the end."""
+def _end(path: Path, step: int, validated: int) -> int:
+    """Where the last whole line that counts ends. Steps never fall, so the search is from the end."""
     if not path.stat().st_size:
         return 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
@@ -152,7 +156,7 @@ def _end(path: Path, step: int) -> int:
         while end:
             begin = lines.rfind(b"\n", 0, end - 1) + 1
             record = _record(lines[begin:end])
-            if record is not None and record["step"] <= step:
+            if record is not None and record["step"] <= (validated if "validation" in record else step):
                 break
             end = begin
         return end

@@ -87,13 +87,16 @@ class Sitting:
     began: float = 0.0
 
     def go(self) -> Fitted:
-        numbers = self.state.numbers
+        numbers, every = self.state.numbers, self.run.validation.every
         with ExitStack() as stack:
             if self.world.first:
-                self.metrics = stack.enter_context(MetricsFile(self.out / METRICS, step=numbers.step))
+                file = MetricsFile(self.out / METRICS, step=numbers.step, validated=numbers.validated)
+                self.metrics = stack.enter_context(file)
             for tracker in self.trackers:
                 tracker.open(self.out, self.run.name, to_json(self.run), step=numbers.step)
                 stack.callback(tracker.close)
+            if every and numbers.step and numbers.step % every == 0:
+                self._validate()  # where a run was stopped just before it
             if self._finished:
                 self.say(f"all {numbers.step} steps are done already")
                 self._validate()
@@ -115,8 +118,6 @@ class Sitting:
         saved = numbers.step
         self.began = time.perf_counter()
         self.times.append(self.began)
-        if every and numbers.step and numbers.step % every == 0:
-            self._validate()  # where a run was stopped just before it
         for batch in self.loader:
             self._step(stepper, batch)
             if every and numbers.step % every == 0:

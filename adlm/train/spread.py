@@ -81,6 +81,11 @@ class Spread:
         """Both wrappers take the mean over processes: what a loss is multiplied by to get the sum."""
         return self.world.size
 
+    def close(self) -> None:
+        """Before the processes part. DDP must not be the last to let go of their group: it would wait for the group's
+        threads while it holds the interpreter's lock, which they may be waiting for."""
+        self._wrapped = self._whole
+
     def parameters(self) -> list[nn.Parameter]:
         """Those that learn."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -12,7 +12,7 @@ from adlm.configs import to_json
 from adlm.data.loader import LoaderConfig
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
-from adlm.models.io import WEIGHTS, ModelConfig
+from adlm.models.io import CONFIG, WEIGHTS, ModelConfig
 from adlm.models.language_model import LanguageModel, Vocabulary
 from adlm.randomness import Noise
 from adlm.train.checkpoint import Checkpoints
@@ -85,6 +85,7 @@ def fit(
         model = _built(run, config, data.tokenizer, world.device, with_weights=found is None)
         some_unused = model.anchor_head is not None and not run.objective.trains_anchor
         spread = Spread(model, world, shard=shard, some_unused=some_unused)
+        stack.callback(spread.close)
         ema = Ema(model, run.train.ema) if run.train.ema else None
         state = State(model, run.train.optimizer.build(model), ema)
         if found is not None:
@@ -104,7 +105,7 @@ def _silent(text: str) -> None:
 
 
 def _check_folder(out: Path, run: Run, *, resume: str, allow_change: bool) -> None:
-    if (out / WEIGHTS).exists() and stored_run(out) is None:
+    if any((out / name).exists() for name in (WEIGHTS, CONFIG)) and stored_run(out) is None:
         raise ConfigError(
             f"asked to train in {out}", "a model that no run of this package left there", "name another --out"
         )
@@ -113,6 +114,7 @@ def _check_folder(out: Path, run: Run, *, resume: str, allow_change: bool) -> No
 
 
 def _clear(out: Path) -> None:
+    (out / WEIGHTS).unlink(missing_ok=True)  # first: they must not meet the config of another run
     for name in (CHECKPOINTS, BEST):
         shutil.rmtree(out / name, ignore_errors=True)
     (out / IDENTITY).unlink(missing_ok=True)
