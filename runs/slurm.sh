@@ -51,27 +51,28 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-150}
 
 # USR1, which nobody sends but for this, says that time is nearly up; TERM comes with `scancel` too, and a job that was
 # cancelled must not come back. The steps are told by scancel: srun answers a TERM of its own by killing them.
-out_of_time=
-trap 'out_of_time=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+out_of_time=0
+trap 'out_of_time=$((out_of_time + 1)); scancel --signal=TERM "$SLURM_JOB_ID" || true' USR1
+told=$((128 + $(kill -l USR1)))
 
-# A job step, as the shell that waits for it can be told of signals meanwhile: code is its exit code.
+# A job step in the background, since a shell listens to signals only while it waits; `code` is its exit code.
 step() {
-  code=0
+  local pid before
   srun "$@" &
-  local pid=$!
+  pid=$!
   while
-    code=0
+    before=$out_of_time code=0
     wait "$pid" || code=$?
-    kill -0 "$pid" 2>/dev/null
+    ((code == told && out_of_time > before)) # that was the signal: the step may still be saving
   do :; done
 }
 
 if [[ -n ${PREPARE:-} ]]; then
   step --nodes=1 --ntasks=1 bash -c "$PREPARE"
-  if [[ $code -ne 0 && -z $out_of_time ]]; then exit "$code"; fi
+  if ((code != 0 && out_of_time == 0)); then exit "$code"; fi
 fi
 
-if [[ -z $out_of_time ]]; then
+if ((out_of_time == 0)); then
   mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   # One torchrun a node. Which node holds the rendezvous is told, not guessed from names; and the others are not killed
   # where one ends first, since it may be the first that has saved.
@@ -83,7 +84,7 @@ if [[ -z $out_of_time ]]; then
     --rdzv-backend=c10d --rdzv-endpoint="${hosts[0]}:${PORT:-$((20000 + SLURM_JOB_ID % 20000))}" \
     --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \
     -m adlm train "$RECIPE" ${OUT:+--out "$OUT"} "$@"
-  if [[ $code -eq 0 || -z $out_of_time ]]; then exit "$code"; fi
+  if ((code == 0 || out_of_time == 0)); then exit "$code"; fi
 fi
 
 echo "slurm.sh: out of time; the job is queued again and goes on from its last checkpoint"

@@ -1,4 +1,4 @@
-"""The guide's commands, and the scripts that start runs on several machines, with "nodes" that are processes of this one.
+"""The guide's commands, and the scripts that start runs on several machines. "Nodes" are processes of this one.
 
 Slurm's programs are stand-ins: `srun` starts the command once for each node, in a session of its own, and answers a
 TERM as the real one does, by killing; `scancel --signal` reaches all processes of the steps; `scontrol requeue` is
@@ -66,7 +66,7 @@ PROGRAMS = {
         printf '%s\\n' "$*" >> called
         echo "$OMP_NUM_THREADS $TORCH_DISABLE_SHARE_RDZV_TCP_STORE" >> variables
         trap 'exit "${FAKE_STOPPED:-1}"' TERM
-        [[ -z ${FAKE_WAITS:-} ]] || { touch waiting; sleep 60 & wait; }
+        [[ -z ${FAKE_WAITS:-} ]] || { touch "waiting-$SLURM_NODEID"; sleep 60 & wait; }
         exit "${FAKE_CODE:-0}"
         """,
 }
@@ -124,10 +124,18 @@ def started(place: Path, *command: object, **variables: str) -> Iterator[Script]
     try:
         yield Script(inner, log)
     finally:
-        for session in (inner.pid, *map(int, lines(place / "pids"))):
+        for pid in (*below(inner.pid), inner.pid):
             with suppress(ProcessLookupError):
-                os.killpg(session, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         inner.wait()
+
+
+def below(pid: int) -> list[int]:
+    """All processes that a process started, and those that they started."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], check=True, capture_output=True, text=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in table.splitlines()]
+    children = [child for child, parent in pairs if parent == pid]
+    return [*children, *(each for child in children for each in below(child))]
 
 
 def ended(place: Path, *command: object, **variables: str) -> tuple[int, str]:
@@ -295,6 +303,11 @@ def test_data_is_prepared_on_one_node_before_anything_else(place):
 # How a slurm job ends.
 
 
+def waiting(script: Script, place: Path, *, nodes: int) -> None:
+    """Until the processes of all nodes can be told to stop."""
+    script.until(lambda: len(list(place.glob("waiting-*"))) == nodes and (place / "pids").exists())
+
+
 def test_a_job_that_fails_is_not_queued_again(place):
     assert ended(place, SLURM, "demo-adlm", PYTHON="fake", FAKE_CODE="7")[0] == 7
     assert not (place / "requeued").exists()
@@ -304,7 +317,7 @@ def test_a_job_that_fails_is_not_queued_again(place):
 def test_a_job_out_of_time_is_queued_again(place, preparing):
     prepare = {"PREPARE": "fake"} if preparing else {}
     with started(place, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes", **prepare) as script:
-        script.until((place / "waiting").exists)
+        waiting(script, place, nodes=1 if preparing else 2)
         script.inner.send_signal(signal.SIGUSR1)
         assert script.wait() == 0, script.said()
     assert lines(place / "requeued") == [JOB]
@@ -313,7 +326,7 @@ def test_a_job_out_of_time_is_queued_again(place, preparing):
 
 def test_a_job_that_is_done_as_its_time_runs_out_is_not(place):
     with started(place, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes", FAKE_STOPPED="0") as script:
-        script.until((place / "waiting").exists)
+        waiting(script, place, nodes=2)
         script.inner.send_signal(signal.SIGUSR1)
         assert script.wait() == 0, script.said()
     assert not (place / "requeued").exists()
@@ -321,7 +334,7 @@ def test_a_job_that_is_done_as_its_time_runs_out_is_not(place):
 
 def test_a_job_that_is_cancelled_does_not_come_back(place):
     with started(place, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes") as script:
-        script.until((place / "waiting").exists)
+        waiting(script, place, nodes=2)
         script.inner.send_signal(signal.SIGTERM)
         assert script.wait() != 0
     assert not (place / "requeued").exists()
@@ -423,14 +436,8 @@ def test_a_process_that_dies_on_one_of_two_nodes_is_started_again_on_both(place,
     with two_nodes(place, LONG) as scripts:
         one = trained(LONG, place / "one")
         scripts[0].until(lambda: steps_done(place / "out") >= 15)
-        os.kill(child_of(scripts[victim].inner.pid), signal.SIGKILL)
+        os.kill(below(scripts[victim].inner.pid)[0], signal.SIGKILL)
         for script in scripts:
             assert script.wait() == 0, script.said()
     assert "going on after step" in "".join(script.said() for script in scripts)
     assert_same(place / "out", one)
-
-
-def child_of(pid: int) -> int:
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], check=True, capture_output=True, text=True).stdout
-    (child,) = [int(line.split()[0]) for line in table.splitlines() if int(line.split()[1]) == pid]
-    return child

@@ -41,7 +41,7 @@ from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 from adlm.train.trainer import fit
 from benchmarks._record import record
 
-VOCABULARY, LENGTH, ROWS = 8192, 256, 16
+VOCABULARY, LENGTH, ROWS = 8192, 256, 4
 
 
 def models() -> dict[str, tuple[NetworkConfig, Objective]]:
