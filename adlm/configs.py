@@ -113,7 +113,10 @@ def with_changes(value: T, changes: Sequence[str]) -> T:
             if depth < len(parents):
                 inner = inner[name]
         inner[last] = _literal(text)
-    return from_json(type(value), data)
+        # Whole again after each change, so that the next may reach into what this one put there.
+        value = from_json(type(value), data)
+        data = to_json(value)
+    return value
 
 
 def _literal(text: str) -> Any:

@@ -97,7 +97,12 @@ def joined(device: str = "auto") -> Iterator[World]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     # gloo carries what lies in main memory: small values, and checkpoints while training goes on.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
+        store=_store_of_this_attempt(size),
+        rank=int(os.environ["RANK"]),
+        world_size=size,
+    )
     try:
         yield World(dist.get_rank(), size, local_rank(), chosen)
     finally:
@@ -105,6 +110,17 @@ def joined(device: str = "auto") -> Iterator[World]:
         # the group apart holds that lock and waits for them: without a pause they can wait for each other forever.
         time.sleep(0.5)
         dist.destroy_process_group()
+
+
+def _store_of_this_attempt(size: int) -> Any:
+    """Where torchrun lends processes its own store, those it has restarted would find the addresses of dead ones in
+    it, and wait for them: each attempt gets a part of the store for itself. None: processes make a store themselves."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    lent = dist.TCPStore(host, port, size, is_master=False)  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt-{attempt}", lent)  # type: ignore[attr-defined]
 
 
 def device_for(name: str) -> torch.device:

@@ -70,3 +70,8 @@ def test_fields_are_changed_by_their_path():
 def test_changes_that_mean_nothing_are_answered_with_what_would(change, message):
     with pytest.raises(ConfigError, match=message):
         with_changes(TwoStageConfig(StackConfig(width=32, heads=2)), [change])
+
+
+def test_a_change_may_reach_into_what_the_one_before_it_put_there():
+    changed = with_changes(TrainConfig(), ["optimizer=AdamW", "optimizer.lr=0.01"])
+    assert changed.optimizer == AdamW(lr=0.01)

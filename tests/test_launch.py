@@ -124,10 +124,16 @@ def started(place: Path, *command: object, **variables: str) -> Iterator[Script]
     try:
         yield Script(inner, log)
     finally:
-        for pid in (*below(inner.pid), inner.pid):
+        left = below(inner.pid)
+        for kill, pid in [(os.kill, pid) for pid in (*left, inner.pid)] + [(os.killpg, pid) for pid in sessions(place)]:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                kill(pid, signal.SIGKILL)
         inner.wait()
+
+
+def sessions(place: Path) -> list[int]:
+    """Of the nodes of the last job step."""
+    return [int(pid) for pid in lines(place / "pids")]
 
 
 def below(pid: int) -> list[int]:

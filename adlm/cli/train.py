@@ -49,7 +49,8 @@ def command(
     Processes started by torchrun train one model together. SIGTERM and Ctrl-C finish the step and save.
 
     Args:
-        run: a recipe by name (`adlm recipes` lists them), or the config.json of a run, to train it again.
+        run: a recipe by name (`adlm recipes` lists them), the config.json of a run, to train it again, or the folder of
+            one, to go on in it.
         out: where the model, its checkpoints and metrics go; runs/NAME by default.
         set: change a field of the run, as in --set train.steps=1000 --set checkpoint.every=100.
         dry_run: print the run, what it takes and how long it may last, and stop.
@@ -69,10 +70,10 @@ def command(
     if dry_run:
         _show(chosen, device=device, shard=shard)
         return
-    folder = out or Path("runs") / chosen.name
+    # The folder of a run is where that run goes on.
+    folder = out or (Path(run) if Path(run).is_dir() else Path("runs") / chosen.name)
     trackers = [tracker(name) for name in track]
     first = int(os.environ.get("RANK", 0)) == 0
-    _warn_of_restarts()
     with bar(chosen.name, chosen.train.steps) if first else nullcontext() as view:
         fitted = fit(
             chosen,
@@ -118,14 +119,3 @@ def _writer(count: int) -> Callable[[LanguageModel, ModelConfig, Tokenizer, int]
         return TextModel(model, config, tokenizer).generate(n=count, seed=step)
 
     return write
-
-
-def _warn_of_restarts() -> None:
-    """Where torchrun's processes share its own store, they can hang after a restart."""
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    if restarts and os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        console().print(
-            "with --max-restarts, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun: without it, restarted "
-            "processes may wait for each other forever",
-            highlight=False,
-        )

@@ -8,6 +8,7 @@ FOLDER/model.safetensors   at the end, and what else `adlm.load` needs
 """
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from adlm.data.shards import write_atomically
 from adlm.errors import ConfigError, TrainingError
 from adlm.models.io import CONFIG, FORMAT, ModelConfig
 from adlm.train.run import Run
+from adlm.world import World
 
 # What may change between two sittings of a run, with `--allow-change`: these alter how it goes on, not what was
 # done. Data is let through here because its checksum is compared by itself, wherever it lies now.
@@ -42,6 +44,9 @@ CHANGEABLE = (
 )
 
 
+_LOCK = ".lock"
+
+
 @contextmanager
 def writing(what: str) -> Iterator[None]:
     """A disk that is full or closed to us, in the words of this package."""
@@ -61,7 +66,7 @@ def claimed(folder: Path) -> Iterator[None]:
     """The folder for this run alone; a killed process lets go of it."""
     with writing(f"to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
+        lock = FileLock(folder / _LOCK)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -72,6 +77,21 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def check_shared(folder: Path, world: World) -> None:
+    """Every process writes its part of a checkpoint to the folder, so all must see the same one."""
+    for _ in range(20):
+        if (folder / _LOCK).exists():
+            break
+        time.sleep(0.5)  # names take a while to show on some network file systems
+    for rank, seen in enumerate(world.all((folder / _LOCK).exists())):
+        if not seen:
+            raise TrainingError(
+                f"asked to train in {folder} on {world.size} processes",
+                f"process {rank} does not see what the first one wrote there",
+                "name a folder that all machines share",
+            )
 
 
 def write_config(folder: Path, config: ModelConfig) -> None:

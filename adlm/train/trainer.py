@@ -1,6 +1,7 @@
 """Training: a `Run` in, a folder with a model out; on one process or many, in one sitting or several."""
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from adlm.models.language_model import LanguageModel, Vocabulary
 from adlm.randomness import Noise
 from adlm.train.checkpoint import Checkpoints
 from adlm.train.ema import Ema
-from adlm.train.folder import check_unchanged, claimed, stored_run, write_config
+from adlm.train.folder import check_shared, check_unchanged, claimed, stored_run, write_config
 from adlm.train.freeze import freeze
 from adlm.train.interruption import noticed
 from adlm.train.run import Run
@@ -65,12 +66,14 @@ def fit(
     out = Path(out)
     _check_folder(out, run, resume=resume, allow_change=allow_change)
     # Before the processes join, since it may take longer than they wait for each other.
-    data = run.data.prepare(cache=cache, verify=local_rank() == 0)
+    first_here = local_rank() == 0
+    data = run.data.prepare(cache=cache, verify=first_here, watch=_Preparing(say) if first_here else None)
     with ExitStack() as stack:
         world = stack.enter_context(joined(device))
         stack.enter_context(torch.random.fork_rng([world.device] if world.device.type == "cuda" else []))
         told = say if world.first else _silent
         world.on_first(lambda: stack.enter_context(claimed(out)))
+        check_shared(out, world)
         interruption = stack.enter_context(noticed(told))
         loader = LoaderConfig(run.train.rows(data.train.length), run.train.seed, workers=workers).build(
             data.train, rank=world.rank, world=world.size
@@ -98,6 +101,18 @@ def fit(
             skip=on_nonfinite == "skip", watch=watch, trackers=trackers if world.first else (), sample=sample,
         )  # fmt: skip
         return sitting.go()
+
+
+class _Preparing:
+    """Says now and then how far the data is: preparing a large corpus takes longer than training a small model."""
+
+    def __init__(self, say: Callable[[str], None], every: float = 10.0) -> None:
+        self.say, self.every, self.said = say, every, time.monotonic()
+
+    def __call__(self, documents: int, characters: int, rows: int) -> None:
+        if time.monotonic() - self.said >= self.every:
+            self.said = time.monotonic()
+            self.say(f"preparing data: {documents:,} documents, {characters / 1e6:,.0f} M characters, {rows:,} rows")
 
 
 def _silent(text: str) -> None:
