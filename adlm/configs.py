@@ -83,7 +83,7 @@ def _plain(expected: Any, data: Any, where: str) -> Any:
     if plain is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(plain, type) or not isinstance(data, plain) or (plain is int and isinstance(data, bool)):
-        name = getattr(plain, "__name__", str(plain))
+        name = "list" if plain is tuple else getattr(plain, "__name__", str(plain))
         raise ConfigError(
             f"asked to read {where}", f"{data!r}, a {type(data).__name__}", f"give a value of type {name}"
         )
