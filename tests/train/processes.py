@@ -87,8 +87,7 @@ class Process:
         try:
             return self.inner.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            self.clear_away()
-            raise AssertionError(f"no end after {PATIENCE} s:\n{self.said()}") from None
+            raise self._stuck("did not end") from None
 
     def until(self, happened: Callable[[], Any]) -> bool:
         """Look again and again until it has happened; False if the process ended before."""
@@ -97,10 +96,15 @@ class Process:
             if self.inner.poll() is not None:
                 return False
             if time.monotonic() > limit:
-                self.clear_away()
-                raise AssertionError(f"did not happen in {PATIENCE} s:\n{self.said()}")
+                raise self._stuck("did not get there")
             time.sleep(0.002)
         return True
+
+    def _stuck(self, how: str) -> AssertionError:
+        """With what it said, and where its processes were: they write that down when they are aborted."""
+        self.clear_away(signal.SIGABRT)
+        self.inner.wait()
+        return AssertionError(f"{how} in {PATIENCE} s:\n{self.said()}")
 
     def reached(self, step: int) -> bool:
         """Wait for the report of a step."""
@@ -127,11 +131,11 @@ class Process:
     def is_writing(self) -> bool:
         return any((self.out / CHECKPOINTS).glob("*.writing"))
 
-    def clear_away(self) -> None:
+    def clear_away(self, number: int = signal.SIGKILL) -> None:
         """Whatever is left of it."""
         for pid in [*self.workers(), self.inner.pid] if self.inner.poll() is None else []:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
 
     def workers(self) -> list[int]:
         """Numbers of the processes it started, oldest first."""
@@ -170,12 +174,17 @@ def _written(run: Run, out: Path) -> Path:
 
 def _begin(command: list[str], out: Path) -> Process:
     # One thread, as the tests themselves have; and processes that torchrun starts again may not share its store.
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
     root = Path(__file__).resolve().parents[2]
     log = out.with_name(f"{out.name}.log")
     with log.open("ab") as file:
         inner = subprocess.Popen(
-            command, cwd=root, env={**os.environ, **threads}, stdout=file, stderr=file, start_new_session=True
+            command, cwd=root, env={**os.environ, **settings}, stdout=file, stderr=file, start_new_session=True
         )
     process = Process(inner, out, log)
     atexit.register(process.clear_away)  # where a test gave up on it
