@@ -47,12 +47,21 @@ class Noise:
 
     def bits(self, rows: Tensor, length: int) -> Tensor:
         """Random int64 [B, length] for row numbers [B]."""
-        start = _mix(_mix(rows.long() + _signed(_GOLDEN)) ^ _signed(self.seed))
-        steps = torch.arange(1, length + 1, device=rows.device) * _signed(_GOLDEN)
-        return _mix(start[:, None] + steps)
+        return stream(_mix(rows.long() + _signed(_GOLDEN)) ^ _signed(self.seed), length)
 
     def uniform(self, rows: Tensor, length: int) -> Tensor:
         """Uniform numbers in (0, 1), [B, length], float64 (float32 on MPS, which has no float64)."""
-        if rows.device.type == "mps":
-            return (_shift(self.bits(rows, length), 41).float() + 0.5) / (1 << 23)
-        return (_shift(self.bits(rows, length), 12).double() + 0.5) / (1 << 52)
+        return to_uniform(self.bits(rows, length))
+
+
+def stream(starts: Tensor, length: int) -> Tensor:
+    """Random int64 [N, length] from int64 [N]: the sequence of SplitMix64 after each start, itself mixed."""
+    steps = torch.arange(1, length + 1, device=starts.device) * _signed(_GOLDEN)
+    return _mix(_mix(starts)[:, None] + steps)
+
+
+def to_uniform(bits: Tensor) -> Tensor:
+    """Random int64 as numbers in (0, 1), float64 (float32 on MPS)."""
+    if bits.device.type == "mps":
+        return (_shift(bits, 41).float() + 0.5) / (1 << 23)
+    return (_shift(bits, 12).double() + 0.5) / (1 << 52)

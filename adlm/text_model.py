@@ -16,8 +16,10 @@ from adlm.models.hub import explained, find_model, has_edited_card
 from adlm.models.io import ModelConfig, load_model, save_model
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
+from adlm.samplers.board import Watch
 from adlm.samplers.canvas import Canvas
-from adlm.samplers.sampler import Sampler, Watch, default_sampler
+from adlm.samplers.named import default_sampler
+from adlm.samplers.sampler import Sampler
 from adlm.types import Batch, Estimate
 
 _REPEATS = 8

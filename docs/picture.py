@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 import adlm
-from adlm.samplers.sampler import StepView
+from adlm.samplers import StepView
 
 COLUMNS, CHARACTER, LINE, MARGIN = 64, 8.4, 30, 24
 SECONDS, PAUSE = 6.0, 3.0

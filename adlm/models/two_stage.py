@@ -61,13 +61,29 @@ class TwoStage(LanguageModel):
         self.head = Head(vocabulary, width, tied_to=tied_to)
 
     def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
+        stage = self.anchor_stage(tokens, t, segments=segments)
+        return Features(self._denoised(stage, t, segments, wanted), stage.anchor)
+
+    def anchor_stage(self, tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> Stage:
+        """What the first stage makes of rows [B, L], for `denoise`."""
+        embedded = self._embedded(tokens, segments)
+        return Stage(embedded, *self.anchor(embedded, sigma_at(t), segments))
+
+    def denoise(self, stage: Stage, tokens: Tensor, t: Tensor | None = None, *, wanted: Tensor | None = None) -> Tensor:
+        """The final features from a first stage that may have read the rows when less of them was visible.
+
+        How much of the new `tokens` [B, L] the denoiser sees is its hand-over's affair: with `Logits` nothing, with
+        `Hidden` all of them.
+        """
+        return self._denoised(stage._replace(embedded=self._embedded(tokens, None)), t, None, wanted)
+
+    def _embedded(self, tokens: Tensor, segments: Tensor | None) -> Tensor:
         if self.causal:
             tokens = shifted(tokens, self.vocabulary.mask_id, segments)
-        sigma = sigma_at(t)
-        embedded = self.embedding(tokens, segments)
-        stage = Stage(embedded, *self.anchor(embedded, sigma, segments))
-        _, final = self.denoiser(self.hand_over(stage, self.anchor_head), sigma, segments, wanted)
-        return Features(final, stage.anchor)
+        return self.embedding(tokens, segments)
+
+    def _denoised(self, stage: Stage, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Tensor:
+        return self.denoiser(self.hand_over(stage, self.anchor_head), sigma_at(t), segments, wanted)[1]
 
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)

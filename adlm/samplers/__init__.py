@@ -1,0 +1,70 @@
+"""Samplers, filters, orders and rules: values that say how a model writes.
+
+All are imported here, so that a stored configuration finds its kinds whichever module is used.
+"""
+
+from adlm.samplers.analytic import Analytic
+from adlm.samplers.ancestral import Ancestral, Remasking
+from adlm.samplers.blocks import Blocks
+from adlm.samplers.board import Sample, StepView, Watch
+from adlm.samplers.canvas import Canvas
+from adlm.samplers.filters import Allowed, Banned, Filter, Forced, MinP, RepetitionPenalty, Temperature, TopK, TopP
+from adlm.samplers.first_hitting import FirstHitting
+from adlm.samplers.left_to_right import LeftToRight
+from adlm.samplers.ordered import Ordered
+from adlm.samplers.orders import AnchorConfidence, AnyOrder, Confidence, LeastEntropy, Margin, Order
+from adlm.samplers.paces import Above, EntropyBound, InSteps, Pace, PerStep
+from adlm.samplers.remasking import (
+    ByConfidence,
+    Cap,
+    FlowCorrector,
+    ForwardBackward,
+    Loop,
+    Never,
+    RemaskRule,
+    Rescale,
+)
+from adlm.samplers.sampler import Sampler
+
+__all__ = [
+    "Above",
+    "Allowed",
+    "Analytic",
+    "Ancestral",
+    "AnchorConfidence",
+    "AnyOrder",
+    "Banned",
+    "Blocks",
+    "ByConfidence",
+    "Canvas",
+    "Cap",
+    "Confidence",
+    "EntropyBound",
+    "Filter",
+    "FirstHitting",
+    "FlowCorrector",
+    "Forced",
+    "ForwardBackward",
+    "InSteps",
+    "LeastEntropy",
+    "LeftToRight",
+    "Loop",
+    "Margin",
+    "MinP",
+    "Never",
+    "Order",
+    "Ordered",
+    "Pace",
+    "PerStep",
+    "RemaskRule",
+    "Remasking",
+    "RepetitionPenalty",
+    "Rescale",
+    "Sample",
+    "Sampler",
+    "StepView",
+    "Temperature",
+    "TopK",
+    "TopP",
+    "Watch",
+]

@@ -1,24 +1,27 @@
 """What a sampler starts from: tokens with blanks, and the positions that must not change."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from adlm.errors import ConfigError
+from adlm.samplers.constraints import Constraint
 
 
 @dataclass(frozen=True)
 class Canvas:
     """tokens [B, L] with the mask token at blanks; frozen [B, L] bool; rows [B] number the samples.
 
-    A sample is a function of the seed and its row number, whatever else is in the batch.
+    A sample is a function of the seed and its row number, whatever else is in the batch. `constraints` bind what may
+    be written in holes.
     """
 
     tokens: Tensor
     frozen: Tensor
     rows: Tensor
+    constraints: tuple[Constraint, ...] = ()
 
     @classmethod
     def blank(cls, samples: int, length: int, mask_id: int) -> "Canvas":
@@ -41,4 +44,4 @@ class Canvas:
         return cls(tokens, tokens != mask_id, torch.arange(len(rows)))
 
     def to(self, device: torch.device | str) -> "Canvas":
-        return Canvas(self.tokens.to(device), self.frozen.to(device), self.rows.to(device))
+        return replace(self, tokens=self.tokens.to(device), frozen=self.frozen.to(device), rows=self.rows.to(device))

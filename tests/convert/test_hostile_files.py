@@ -182,7 +182,10 @@ def test_admitted_functions_are_recorded_and_nothing_is_imported(tmp_path):
     payload += text("c") + b"comegaconf.listconfig\nListConfig\n)\x81]K\x01a\x85bu."
     before = set(sys.modules)
     content = read(archive(tmp_path / "a.ckpt", payload))
-    assert set(sys.modules) == before
+    new = {
+        name for name in set(sys.modules) - before if not name.startswith("encodings.")
+    }  # zipfile reads names by one
+    assert not new
     assert isinstance(content["a"], Record)
     assert content["a"].state == {"x": 5}
     assert content["b"].arguments == ("any",)

@@ -1,0 +1,46 @@
+"""SEDD's analytic (Tweedie) step (arXiv 2310.16834), for models trained by score entropy."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adlm.samplers.ancestral import OnGrid
+from adlm.samplers.board import Board, Guess
+from adlm.samplers.remasking import Never
+
+
+@dataclass(frozen=True)
+class Analytic(OnGrid):
+    """Ancestral sampling whose chance to reveal is the network's own.
+
+    Such a network gives unnormalised probabilities exp(a_v), a_v = logit_v - log(V - 1) (`ScoreEntropy`). Its scores
+    exp(a_v) / (e^sigma - 1), moved back in time and multiplied by the transition as the paper says, reveal a blank
+    with the chance (alpha_s - alpha_t) / (1 - alpha_t) times Z = sum_v exp(a_v), and then v with chance exp(a_v) / Z.
+    Where Z is 1 that is `Ancestral`. Logits are needed at all blanks, since they decide which are revealed.
+    """
+
+    def fill(self, board: Board) -> None:
+        constant = math.log(board.model.vocabulary.size - 1)
+        tokens, confidence = board.tokens.clone(), board.confidence.clone()
+        total = torch.zeros_like(confidence)
+        changed = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+        for step in range(self.steps):
+            blank = board.blank
+            t, s = 1 - step / self.steps, 1 - (step + 1) / self.steps
+            # A row that has not changed keeps the tokens it offers: whether they are taken does not depend on them.
+            new = blank & (changed if not board.model.timed else torch.ones_like(changed))[:, None]
+            if bool(new.any()):
+                tokens[new], measured = board.predict(new, t, step, measure=_total_and_confidence)
+                total[new], confidence[new] = (measured[:, 0] - constant).exp(), measured[:, 1]
+            chance = Never().step(t, s, self.schedule, confidence).reveal
+            last = step == self.steps - 1
+            fresh = blank & ((board.uniform("reveal", step) < chance * total) | last)
+            board.write(fresh, tokens[fresh], confidence[fresh])
+            changed = fresh.any(-1)
+            board.show(fresh, steps=self.steps)
+
+
+def _total_and_confidence(guess: Guess) -> Tensor:
+    return torch.stack([guess.raw.logsumexp(-1), guess.confidence], -1)

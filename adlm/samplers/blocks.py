@@ -1,0 +1,71 @@
+"""From left to right in blocks, each filled by another sampler: semi-autoregressive writing."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from adlm.errors import ConfigError
+from adlm.models.language_model import LanguageModel
+from adlm.randomness import Noise
+from adlm.samplers.ancestral import Ancestral
+from adlm.samplers.board import Board, Watch
+from adlm.samplers.canvas import Canvas
+from adlm.samplers.sampler import Unmasking
+
+
+@dataclass(frozen=True)
+class Blocks(Unmasking):
+    """Blanks to the right of a block stay blank until it is full. A row that has ended is not continued.
+
+    Args:
+        inner: fills each block. Its own filters and stale_anchors hold.
+        size: tokens a block, counted from the first blank of each canvas.
+        window: the network sees so many tokens at once, which lets a canvas be longer than what it was trained on:
+            all of it at first, then the part that ends with the block. None: always the whole canvas.
+    """
+
+    inner: Unmasking = field(default_factory=Ancestral)
+    size: int = 32
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.filters or self.stale_anchors != 1:
+            raise ConfigError(
+                "asked for Blocks with filters or stale anchors", "the inner sampler has its own", "give them to it"
+            )
+        if isinstance(self.inner, Blocks):
+            raise ConfigError("asked for blocks of blocks", "one size decides", "give Blocks another inner sampler")
+        if self.size < 1 or (self.window is not None and self.window < self.size):
+            raise ConfigError(
+                f"asked for blocks of {self.size} tokens seen through a window of {self.window}",
+                "a block must have a token and fit into the window",
+                "mend them",
+            )
+
+    def board(
+        self, model: LanguageModel, canvas: Canvas, *, noise: Noise, watch: Watch | None = None, stop: int | None = None
+    ) -> Board:
+        return self.inner.board(model, canvas, noise=noise, watch=watch, stop=stop)
+
+    def fill(self, board: Board) -> None:
+        noise, everywhere = board.noise, board.open
+        length = everywhere.shape[1]
+        window = min(self.window or length, length)
+        columns = board.blank.any(0).nonzero()[:, 0]
+        if not len(columns):
+            return
+        places = torch.arange(length, device=everywhere.device)
+        for block, start in enumerate(range(int(columns[0]), int(columns[-1]) + 1, self.size)):
+            end = min(start + self.size, length)
+            board.open = everywhere & (places >= start) & (places < end)
+            if board.stop is not None:
+                ended = (board.tokens[:, :start] == board.stop) & everywhere[:, :start]
+                board.open &= ~ended.any(-1, keepdim=True)
+            first = max(0, end - window)
+            board.look(slice(first, first + window))
+            board.noise = noise.fork("block", block) if block else noise
+            self.inner.fill(board)
+        board.open, board.noise = everywhere, noise
+        if board.stop is not None:
+            board.tokens[board.blank] = board.stop

@@ -1,0 +1,201 @@
+"""What may be drawn: filters change logits before a token is drawn from them. They are values, applied in order.
+
+`filters=(Temperature(0.8), TopP(0.9))` makes the distribution colder, then cuts its tail.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adlm.errors import ConfigError
+
+
+class Sites(NamedTuple):
+    """Where N tokens are about to be drawn: the canvas [B, L] as it is, and row [N] and place [N] of each in it."""
+
+    tokens: Tensor
+    row: Tensor
+    place: Tensor
+
+
+@dataclass(frozen=True)
+class Filter(ABC):
+    @abstractmethod
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        """Logits [N, V] -> logits [N, V], -inf at tokens that must not be drawn."""
+
+
+@dataclass(frozen=True)
+class Temperature(Filter):
+    """Logits divided by `value`: below 1 likely tokens become likelier. 0 takes the likeliest always."""
+
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.value < math.inf, f"temperature {self.value}", "give 0 or more; 1 changes nothing")
+
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        if self.value == 0:
+            return TopK(1)(logits, sites)
+        return logits / self.value if self.value != 1 else logits
+
+
+@dataclass(frozen=True)
+class TopK(Filter):
+    """The `k` likeliest tokens; of equal ones, those with the smaller numbers."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        _check(self.k >= 1, f"top-k {self.k}", "give 1 or more")
+
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        if self.k >= logits.shape[-1]:
+            return logits
+        return _kept(logits, _largest(logits, self.k)[1])
+
+
+@dataclass(frozen=True)
+class TopP(Filter):
+    """The likeliest tokens that together have probability `p`.
+
+    Two rules are published for the token that crosses p. It stays (`keep_crossing`) with Hugging Face and Duo, so
+    that at least p is kept; ADLM, ReMDM and BD3-LM drop it, so that at most p is, though always the likeliest token.
+    """
+
+    p: float
+    keep_crossing: bool = True
+
+    def __post_init__(self) -> None:
+        _check(0 < self.p <= 1, f"top-p {self.p}", "give more than 0 and at most 1; 1 changes nothing")
+
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        size = logits.shape[-1]
+        if self.p == 1:
+            return logits
+        total = logits.double().logsumexp(-1, keepdim=True)
+        # Sorting a whole vocabulary costs more than everything else: the top is nearly always enough.
+        top = 256
+        while True:
+            values, indices = _largest(logits, min(top, size))
+            share = (values.double() - total).exp()
+            cumulative = share.cumsum(-1)
+            if top >= size or bool((cumulative[:, -1] > self.p).all()):
+                break
+            top *= 8
+        kept = (cumulative - share < self.p) if self.keep_crossing else (cumulative <= self.p)
+        kept[:, 0] = True
+        out = torch.full_like(logits, -math.inf)
+        return out.scatter_(-1, indices, values.masked_fill(~kept, -math.inf))
+
+
+@dataclass(frozen=True)
+class MinP(Filter):
+    """Tokens at least `p` times as likely as the likeliest (arXiv 2407.01082)."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.p <= 1, f"min-p {self.p}", "give a number from 0 to 1")
+
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        if self.p == 0:
+            return logits
+        least = logits.amax(-1, keepdim=True) + math.log(self.p)
+        return logits.masked_fill(logits < least, -math.inf)
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty(Filter):
+    """Tokens that stand in the row already: positive logits divided by `penalty`, negative ones times it (CTRL)."""
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        _check(0 < self.penalty < math.inf, f"repetition penalty {self.penalty}", "give 1 or more; 1 changes nothing")
+
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        present = sites.tokens[sites.row]  # [N, L]; masks may stay among them, their logit is -inf anyway
+        values = logits.gather(-1, present)
+        values = torch.where(values > 0, values / self.penalty, values * self.penalty)
+        return logits.scatter(-1, present, values)
+
+
+@dataclass(frozen=True)
+class Banned(Filter):
+    """Never these tokens."""
+
+    tokens: tuple[int, ...]
+
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        return logits.index_fill(-1, _ids(self.tokens, logits, "ban"), -math.inf)
+
+
+@dataclass(frozen=True)
+class Allowed(Filter):
+    """Only these tokens."""
+
+    tokens: tuple[int, ...]
+
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        return _kept(logits, _ids(self.tokens, logits, "allow").expand(len(logits), -1))
+
+
+@dataclass(frozen=True)
+class Forced(Filter):
+    """This token at this place of every row (counted from the row's start), if it is blank."""
+
+    place: int
+    token: int
+
+    def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
+        forced = _kept(logits, _ids((self.token,), logits, "force").expand(len(logits), -1))
+        # A token that other filters or the model exclude would leave nothing to draw.
+        forced[:, self.token] = forced[:, self.token].clamp_min(0)
+        return torch.where((sites.place == self.place)[:, None], forced, logits)
+
+
+def check_drawable(logits: Tensor, sites: Sites, filters: Sequence[Filter]) -> None:
+    """Refuse to draw where nothing is left, or where the network gave nonsense."""
+    top = logits.amax(-1)
+    if bool(top.isfinite().all()):
+        return
+    bad = int((~top.isfinite()).nonzero()[0, 0])
+    where = f"asked to draw a token at place {int(sites.place[bad])} of row {int(sites.row[bad])}"
+    if bool(logits[bad].isnan().any()) or top[bad] == math.inf:
+        raise ConfigError(
+            where, "the model's logits are not finite", "check its weights: adlm.load reads them as they are"
+        )
+    names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
+    raise ConfigError(where, f"no token is left by {names}", "allow more")
+
+
+def _largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest and their tokens; equal ones in the order of their numbers, on every device."""
+    values, indices = logits.topk(k, -1)
+    order = indices.argsort(-1)
+    values, indices = values.gather(-1, order), indices.gather(-1, order)
+    order = values.argsort(dim=-1, descending=True, stable=True)
+    return values.gather(-1, order), indices.gather(-1, order)
+
+
+def _kept(logits: Tensor, indices: Tensor) -> Tensor:
+    """-inf but for the tokens `indices` [N, K]."""
+    return torch.full_like(logits, -math.inf).scatter_(-1, indices, logits.gather(-1, indices))
+
+
+def _ids(tokens: tuple[int, ...], logits: Tensor, verb: str) -> Tensor:
+    size = logits.shape[-1]
+    if outside := [token for token in tokens if not 0 <= token < size]:
+        raise ConfigError(f"asked to {verb} the tokens {outside}", f"the vocabulary has {size}", "give their numbers")
+    return torch.tensor(tokens, device=logits.device, dtype=torch.long)
+
+
+def _check(right: bool, what: str, fix: str) -> None:
+    if not right:
+        raise ConfigError(f"asked for {what}", "it means nothing", fix)

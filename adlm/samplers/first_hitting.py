@@ -1,0 +1,34 @@
+"""One reveal a network call, at its exact time (arXiv 2409.02908)."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from adlm.diffusion.schedule import LogLinear, Schedule
+from adlm.samplers.board import Board
+from adlm.samplers.sampler import Unmasking
+
+
+@dataclass(frozen=True)
+class FirstHitting(Unmasking):
+    """The law of ancestral sampling with infinitely many steps, in as many network calls as there are blanks.
+
+    Going back from time 1, each blank is hit at a time of its own, at which the masked share 1 - alpha is a uniform
+    part of what it was at time 1. So the blanks of a row come in the order of uniform numbers.
+    """
+
+    schedule: Schedule = field(default_factory=LogLinear)
+
+    def fill(self, board: Board) -> None:
+        blank = board.blank
+        u = board.uniform("hit").masked_fill(~blank, -1)
+        order = u.argsort(-1, descending=True)
+        masked_at_first = 1 - self.schedule.alpha(torch.ones((), dtype=u.dtype))
+        times = self.schedule.inverse(1 - masked_at_first * u.clamp_min(0))
+        counts = blank.sum(-1)
+        steps = int(counts.max())
+        for step in range(steps):
+            place = order[:, step : step + 1]
+            fresh = torch.zeros_like(blank).scatter_(-1, place, (counts > step)[:, None])
+            board.reveal(fresh, times.gather(-1, place)[:, 0], step)
+            board.show(fresh, steps=steps)

@@ -1,0 +1,104 @@
+"""Where to write first. Orders are values: a score for every blank, high scores first.
+
+Scores are of the distributions that are drawn from, after the filters.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adlm.samplers.board import Board, Guess
+
+
+class Offer(NamedTuple):
+    """For each of N blanks: its score and entropy [N], and the token and its probability where one was drawn [N]."""
+
+    score: Tensor
+    entropy: Tensor
+    tokens: Tensor | None = None
+    confidence: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Order(ABC):
+    @abstractmethod
+    def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
+        """What the blanks [B, L] offer at times t [B]."""
+
+
+@dataclass(frozen=True)
+class Drawn(Order, ABC):
+    """Draw at every blank, then keep the best."""
+
+    @abstractmethod
+    def score(self, p: Tensor, confidence: Tensor) -> Tensor:
+        """Probabilities [n, V], and those [n] of the tokens drawn -> [n]."""
+
+    def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
+        def measure(guess: Guess) -> Tensor:
+            p = guess.p
+            confidence = p.gather(-1, guess.drawn[:, None])[:, 0]
+            return torch.stack([self.score(p, confidence), entropy(p), confidence], -1)
+
+        tokens, measured = board.predict(blank, t, step, measure=measure)
+        score, entropies, confidence = measured.unbind(-1)
+        return Offer(score, entropies, tokens, confidence)
+
+
+@dataclass(frozen=True)
+class Confidence(Drawn):
+    """The probability of the drawn token (MaskGIT arXiv 2202.04200, LLaDA arXiv 2502.09992)."""
+
+    def score(self, p: Tensor, confidence: Tensor) -> Tensor:
+        return confidence
+
+
+@dataclass(frozen=True)
+class Margin(Drawn):
+    """The likeliest token's probability less the second's (arXiv 2502.06768)."""
+
+    def score(self, p: Tensor, confidence: Tensor) -> Tensor:
+        first, second = p.topk(2, -1).values.unbind(-1)
+        return first - second
+
+
+@dataclass(frozen=True)
+class LeastEntropy(Drawn):
+    """The surest distribution first (Dream arXiv 2508.15487)."""
+
+    def score(self, p: Tensor, confidence: Tensor) -> Tensor:
+        return -entropy(p)
+
+
+@dataclass(frozen=True)
+class AnchorConfidence(Order):
+    """Where the anchor stage is surest, by the probability of its likeliest token. For two-stage models.
+
+    The vocabulary of the denoiser is then needed only where it writes.
+    """
+
+    def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
+        measured = board.anchor_measure(blank, t, _sureness)
+        return Offer(*measured.unbind(-1))
+
+
+@dataclass(frozen=True)
+class AnyOrder(Order):
+    """By lot: what LLaDA calls random remasking. No logits are needed to choose."""
+
+    def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
+        score = board.uniform("order", step)[blank]
+        return Offer(score, torch.full_like(score, torch.inf))
+
+
+def entropy(p: Tensor) -> Tensor:
+    """[n, V] -> [n] in nats."""
+    return torch.special.entr(p).sum(-1)
+
+
+def _sureness(guess: Guess) -> Tensor:
+    p = guess.p
+    return torch.stack([p.amax(-1), entropy(p)], -1)

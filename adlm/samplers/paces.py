@@ -1,0 +1,87 @@
+"""How much of an order one step takes. Paces are values."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adlm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Pace(ABC):
+    """How much of an order one step takes."""
+
+    @abstractmethod
+    def count(self, view: "Ranked") -> Tensor:
+        """How many blanks [B] to take from each row; at least one is taken."""
+
+
+class Ranked(NamedTuple):
+    """The blanks of each row from the best to the worst: score and entropy [B, L] (-inf and inf behind them),
+    how many there are [B], how many there were at the start [B], and the step's number."""
+
+    score: Tensor
+    entropy: Tensor
+    left: Tensor
+    at_first: Tensor
+    step: int
+
+
+@dataclass(frozen=True)
+class PerStep(Pace):
+    """The best `k`."""
+
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigError(f"asked to reveal {self.k} tokens a step", "fewer than 1", "give 1 or more")
+
+    def count(self, view: Ranked) -> Tensor:
+        return torch.full_like(view.left, self.k)
+
+
+@dataclass(frozen=True)
+class InSteps(Pace):
+    """All of a row in `steps` equal parts, the larger ones first."""
+
+    steps: int = 64
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"asked for {self.steps} steps", "fewer than 1", "give 1 or more")
+
+    def count(self, view: Ranked) -> Tensor:
+        return view.at_first // self.steps + (view.step < view.at_first % self.steps).long()
+
+
+@dataclass(frozen=True)
+class Above(Pace):
+    """All with at least this score (Fast-dLLM arXiv 2505.22618 takes 0.9 of confidence)."""
+
+    score: float = 0.9
+
+    def count(self, view: Ranked) -> Tensor:
+        return (view.score >= self.score).sum(-1)
+
+
+@dataclass(frozen=True)
+class EntropyBound(Pace):
+    """As many as keep the sum of their entropies, less the largest of them, within `gamma` nats.
+
+    That sum bounds what is lost by drawing them independently (EB-Sampler, arXiv 2505.24857).
+    """
+
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0:
+            raise ConfigError(f"asked for an entropy bound of {self.gamma}", "below 0", "give nats, 0 or more")
+
+    def count(self, view: Ranked) -> Tensor:
+        within = view.entropy.cumsum(-1) - view.entropy.cummax(-1).values <= self.gamma
+        # inf - inf behind the blanks is nan, which is not within.
+        return within.long().cumprod(-1).sum(-1)

@@ -1,0 +1,152 @@
+"""When to take a token back: the rules of ReMDM (arXiv 2503.00307) and of discrete flow matching, one posterior.
+
+From time t to the earlier s, a visible token is masked again with chance sigma, and a masked one is revealed with
+chance (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), so that the share of visible tokens is alpha_s whatever sigma
+is. It must not exceed sigma_max = min(1, (1 - alpha_s) / alpha_t). A rule says what sigma is.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adlm.diffusion.schedule import Schedule
+from adlm.errors import ConfigError
+
+
+class Step(NamedTuple):
+    """From alpha_t to alpha_s, with remasking chance sigma: one number, or one for each position [B, L]."""
+
+    alpha_t: float
+    alpha_s: float
+    sigma: float | Tensor = 0.0
+
+    @property
+    def reveal(self) -> float | Tensor:
+        """The chance that a masked token is revealed."""
+        if self.alpha_s >= 1:
+            return 1.0
+        return (self.alpha_s - (1 - self.sigma) * self.alpha_t) / (1 - self.alpha_t)
+
+
+@dataclass(frozen=True)
+class RemaskRule(ABC):
+    def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> Step:
+        """The step from time t to s.
+
+        Args:
+            confidence: [B, L], the probability that each visible token had when it was drawn; inf elsewhere.
+        """
+        alpha_t, alpha_s = (schedule.alpha(torch.tensor(x, dtype=torch.float64)).item() for x in (t, s))
+        most = min(1.0, (1 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
+        return Step(alpha_t, alpha_s, self.sigma(alpha_t, alpha_s, most, confidence))
+
+    @abstractmethod
+    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float | Tensor:
+        """The chance to mask a visible token again, at most `most`."""
+
+
+@dataclass(frozen=True)
+class Never(RemaskRule):
+    """What is revealed stays: MDLM."""
+
+    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Cap(RemaskRule):
+    """`eta`, or sigma_max where that is less."""
+
+    eta: float = 0.02
+
+    def __post_init__(self) -> None:
+        _check_share("eta", self.eta)
+
+    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
+        return min(self.eta, most)
+
+
+@dataclass(frozen=True)
+class Rescale(RemaskRule):
+    """`eta` times sigma_max."""
+
+    eta: float = 0.02
+
+    def __post_init__(self) -> None:
+        _check_share("eta", self.eta)
+
+    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
+        return self.eta * most
+
+
+@dataclass(frozen=True)
+class ByConfidence(RemaskRule):
+    """ReMDM's conf: sigma_max shared out among the visible tokens, most to those drawn with the least confidence."""
+
+    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> Tensor:
+        # Where nothing is visible the softmax of -inf alone has no value.
+        return most * torch.nan_to_num((-confidence).softmax(-1))
+
+
+@dataclass(frozen=True)
+class ForwardBackward(RemaskRule):
+    """As many tokens masked again as one step forward in time would mask: (alpha_s - alpha_t) / alpha_t."""
+
+    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
+        return min(most, (alpha_s - alpha_t) / alpha_t)
+
+
+@dataclass(frozen=True)
+class FlowCorrector(RemaskRule):
+    """Discrete flow matching's corrector (arXiv 2407.15595, appendix D): rates 1 + beta forward, beta backward.
+
+    beta = strength * alpha^a (1 - alpha)^b. Revealing (1 + beta) times as fast and masking beta times as fast as the
+    process does is this posterior with sigma = beta (alpha_s - alpha_t) / alpha_t.
+    """
+
+    strength: float = 1.0
+    a: float = 0.25
+    b: float = 0.25
+
+    def __post_init__(self) -> None:
+        if min(self.strength, self.a, self.b) < 0:
+            raise ConfigError(f"asked for {self}", "a number below 0", "give 0 or more")
+
+    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
+        beta = self.strength * alpha_t**self.a * (1 - alpha_t) ** self.b
+        return min(most, beta * (alpha_s - alpha_t) / alpha_t)
+
+
+@dataclass(frozen=True)
+class Loop(RemaskRule):
+    """Reveal as MDLM until time `t_on`; stay at alpha_on until `t_off`, remasking with chance `eta`; then finish."""
+
+    eta: float = 0.02
+    t_on: float = 0.55
+    t_off: float = 0.05
+    alpha_on: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_share("eta", self.eta)
+        if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
+            raise ConfigError(f"asked for {self}", "not 0 < t_off < t_on < 1 and 0 < alpha_on < 1", "mend them")
+
+    def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> Step:
+        if t > self.t_on:
+            pace = self.alpha_on / (1 - self.t_on)
+            return Step((1 - t) * pace, (1 - s) * pace)
+        if t <= self.t_off:
+            pace = (1 - self.alpha_on) / self.t_off
+            return Step(1 - t * pace, 1 - s * pace)
+        return Step(self.alpha_on, self.alpha_on, self.sigma(self.alpha_on, self.alpha_on, 1.0, confidence))
+
+    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
+        return min(self.eta, (1 - alpha_s) / alpha_t)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"asked for {name}={value}", "it is a chance", "give a number from 0 to 1")
