@@ -78,6 +78,9 @@ def _plain(expected: Any, data: Any, where: str) -> Any:
         options = [option for option in get_args(expected) if option is not type(None)]
         return from_json(options[0], data, where=where)
     if origin is tuple and isinstance(data, list):
+        kind, *more = get_args(expected)
+        if more == [...]:
+            return tuple(from_json(kind, item, where=f"{where}[{i}]") for i, item in enumerate(data))
         return tuple(data)
     plain = origin or expected
     if plain is float and isinstance(data, int) and not isinstance(data, bool):

@@ -1,5 +1,8 @@
 """The front door: a network and its tokenizer together, as text in and text out."""
 
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -8,21 +11,26 @@ import torch.nn.functional as F
 from huggingface_hub import HfApi, ModelCard, ModelHubMixin
 from torch import Tensor
 
-from adlm.data.tokenizer import MASK, Tokenizer
+from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
 from adlm.evaluate.bound import mean_of, position_nats
+from adlm.evaluate.hole_lengths import context_nats
 from adlm.models.card import CARD, Facts, card_text
 from adlm.models.hub import explained, find_model, has_edited_card
 from adlm.models.io import ModelConfig, load_model, save_model
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
+from adlm.samplers.blocks import Blocks
 from adlm.samplers.board import Watch
 from adlm.samplers.canvas import Canvas
-from adlm.samplers.named import default_sampler
+from adlm.samplers.constraints import Wording
+from adlm.samplers.holes import Template
+from adlm.samplers.named import canonical, default_sampler, sampler_for
 from adlm.samplers.sampler import Sampler
 from adlm.types import Batch, Estimate
 
 _REPEATS = 8
+_ROWS = 64  # that a sampler has in hand at a time
 
 
 class Score(NamedTuple):
@@ -117,28 +125,106 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         config = self.config
         return ModelCard(card_text(self.network, config.network, config.vocabulary, config.rows, Facts(**facts)))
 
+    def sampler(self, sampler: Sampler | str | None = None, **options: object) -> Sampler:
+        """The one that `generate` takes for a name and options. Blocks see as much at once as a row of the model."""
+        given = canonical(options)
+        if "block_size" in given:
+            given.setdefault("window", self.config.rows.length)
+        return sampler_for(self.network, sampler, given)
+
     def generate(
-        self, prompt: str = "", *, n: int = 1, seed: int = 0, sampler: Sampler | None = None, watch: Watch | None = None
+        self,
+        prompt: str | Sequence[str] = "",
+        *,
+        suffix: str = "",
+        n: int = 1,
+        seed: int = 0,
+        max_new_tokens: int | None = None,
+        sampler: Sampler | str | None = None,
+        stop: bool = True,
+        watch: Watch | None = None,
+        **options: object,
     ) -> list[str]:
-        """`n` texts that go on from `prompt`, prompt included, up to the end token or the model's length."""
-        begin, _ = self.config.rows.frame(self.tokenizer.roles)
-        ids = begin + self._fitting(self.tokenizer.encode(prompt).tolist(), "go on from")
-        canvas = Canvas.continuing([ids] * _positive("n", n), self.config.rows.length, self.tokenizer.mask_id)
-        return self._fill(canvas, seed, sampler, watch)
+        """`n` texts that go on from `prompt`, prompt included, up to the end token or the model's length.
+
+        A text is a function of model, prompt, suffix, settings, seed and its number among the `n`, whatever else is
+        asked for in the same call. The samples of different prompts are independent.
+
+        Args:
+            prompt: one, or several: then `n` texts of the first, `n` of the second and so on.
+            suffix: what the text ends with; the blanks between are filled. For models that see both sides.
+            n: also num_samples, num_return_sequences.
+            max_new_tokens: write no more than so many after the prompt; also gen_length. What a masked model is shown
+                are rows as it knows them. Where its rows were always full, the rest of the row is shown and stays
+                blank; where padding was hidden from it, a row was as long as its text, and so it is here: such a model
+                writes exactly so many tokens, its end token among them. Beyond the model's length, left-to-right
+                models go on, and masked ones do with `block_size`, the row's length their window.
+            sampler: itself, or its name (`adlm.samplers.named.sampler_for` has them); by default the plain one of the
+                model's kind.
+            stop: end the text at the end token. Otherwise all that was written is kept, but for special tokens.
+            watch: called after every step. Many rows are filled in several parts, each with steps from 0.
+            options: of a sampler that goes by its name: steps, temperature, top_p and others, see `sampler_for`.
+        """
+        given = canonical({**options, "n": None if n == 1 else n, "max_new_tokens": max_new_tokens})
+        n, limit = _positive("n", given.pop("n", 1)), given.pop("max_new_tokens", None)
+        chosen = self.sampler(sampler, **given)
+        windowed = isinstance(chosen, Blocks) and chosen.window is not None
+        gaps = [self._gap(each, suffix, limit, windowed) for each in ([prompt] if isinstance(prompt, str) else prompt)]
+        # The rows of a canvas have one length, which masked models see. Others see nothing of what lies to the right.
+        groups: dict[int, list[int]] = {}
+        for i, gap in enumerate(gaps):
+            groups.setdefault(0 if self.network.causal else len(gap.row), []).append(i)
+        end = self.tokenizer.roles.eos_id
+        texts: dict[tuple[int, int], str] = {}
+        for group in groups.values():
+            names = [(i, k) for i in group for k in range(n)]
+            canvas = _canvas_of([gaps[i] for i in group], n, end)
+            for name, row in zip(names, self._filled(canvas, seed, chosen, watch, end if stop else None), strict=True):
+                texts[name] = self._joined(gaps[name[0]], row, end if stop else None)
+        return [texts[i, k] for i in range(len(gaps)) for k in range(n)]
 
     def infill(
-        self, text: str, *, n: int = 1, seed: int = 0, sampler: Sampler | None = None, watch: Watch | None = None
+        self,
+        text: str,
+        *,
+        n: int = 1,
+        seed: int = 0,
+        constraints: Sequence[Wording | None] | None = None,
+        sampler: Sampler | str | None = None,
+        watch: Watch | None = None,
+        **options: object,
     ) -> list[str]:
-        """Fill every `[MASK]` in `text` with one token each."""
-        parts = text.split(MASK)
-        if len(parts) == 1:
-            raise ConfigError("asked to fill holes", f"no {MASK} in the text", f"write {MASK} for each missing token")
-        ids: list[int] = []
-        for i, part in enumerate(parts):
-            ids += [self.tokenizer.mask_id] * (i > 0) + self.tokenizer.encode(part).tolist()
-        row, _ = self._row(self._fitting(ids, "fill"))
-        canvas = Canvas.infilling([row] * _positive("n", n), self.tokenizer.mask_id)
-        return self._fill(canvas, seed, sampler, watch)
+        """`n` texts with the holes of `text` filled: `[MASK]` by one token, `[MASK:4]` by 4, `[MASK:2-6]` by 2 to 6.
+
+        Where a length is open, the model takes the one with which it finds the rest of the text likeliest; it is the
+        same in all `n`. Everything around the holes stays, spaces too, and no hole gets a special token. A
+        left-to-right model fills holes without seeing what follows them, and leaves no length open.
+
+        Args:
+            constraints: one for each hole, None where anything may stand: `Choice(("red", "blue green"))`, `Digits()`,
+                `Pattern(r"[A-Z][a-z]+")`. A `[MASK]` under a choice is as long as its options are.
+            sampler, watch, options: as in `generate`.
+        """
+        template = Template.read(text, self.tokenizer, constraints)
+        lengths = self._lengths(template, seed)
+        row, counts = self._row_with(template, lengths)
+        offset = len(self.config.rows.frame(self.tokenizer.roles)[0])
+        # Padding that does not count was never shown to the model.
+        canvas = Canvas.infilling([row[: sum(counts)]] * _positive("n", n), self.tokenizer.mask_id)
+        canvas = replace(canvas, constraints=template.constraints(lengths, offset=offset, samples=n))
+        return self._fill(canvas, seed, self.sampler(sampler, **options), watch)
+
+    def _lengths(self, template: Template, seed: int) -> tuple[int, ...]:
+        """Of the holes: as given, or those with which the rest of the text is likeliest."""
+        candidates = template.combinations()
+        if len(candidates) == 1:
+            return candidates[0]
+        rows, counts = zip(*(self._row_with(template, lengths) for lengths in candidates), strict=True)
+        nats = context_nats(self.network, rows, counts, noise=Noise(seed).fork("lengths"))
+        return candidates[int(nats.argmin())]
+
+    def _row_with(self, template: Template, lengths: Sequence[int]) -> tuple[list[int], list[bool]]:
+        return self._row(self._fitting(template.ids(lengths, self.tokenizer.mask_id), "fill"))
 
     def score(self, text: str, *, span: str | tuple[int, int] | None = None, draws: int = 64, seed: int = 0) -> Score:
         """-log p(text) in nats: exact for a left-to-right model, else the bound with its standard error.
@@ -207,15 +293,95 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         padding = rows.length - len(ids) if rows.pads else 0
         return ids + [roles.pad_id] * padding, [True] * len(ids) + [rows.padding_counts] * padding
 
+    def _gap(self, prompt: str, suffix: str, limit: int | None, windowed: bool) -> "_Gap":
+        """The row in which a text is to be written: as the rows of training were, blank where it may go on."""
+        roles, rows, causal = self.tokenizer.roles, self.config.rows, self.network.causal
+        begin, end = rows.frame(roles)
+        ids, after = self.tokenizer.encode(prompt).tolist(), self.tokenizer.encode(suffix).tolist()
+        if suffix and causal:
+            raise ConfigError("asked for a suffix", "the model writes left to right", "use a masked model")
+        closing = [*after, *end] if after else []
+        room = rows.length - len(begin) - len(ids) - len(closing)
+        if limit is None:
+            self._fitting([*ids, *after], "go on from")
+            if room < 1:
+                raise ConfigError(f"asked to go on from {len(ids)} tokens", "they fill the model's rows", "shorten it")
+            limit = room
+        elif _positive("max_new_tokens", limit) > room and not causal and (after or not windowed):
+            raise ConfigError(
+                f"asked for {limit} new tokens with a prompt of {len(ids)}",
+                f"the model's rows have room for {max(room, 0)} more",
+                "ask for fewer" if after else "ask for fewer, or give block_size, to go on in blocks",
+            )
+        row = [*begin, *ids, *[roles.mask_id] * limit, *closing]
+        if not causal and (rows.padding_counts or not rows.pads):
+            # What follows a finished text is padding, where there is any; else it may be anything, and stays unknown.
+            row += [roles.pad_id if closing and rows.pads else roles.mask_id] * (rows.length - len(row))
+        start = len(begin) + len(ids)
+        return _Gap(row, start, start + limit, ids, after)
+
+    def _joined(self, gap: "_Gap", row: list[int], stop: int | None) -> str:
+        written = row[gap.start : gap.end]
+        if stop in written:
+            written = written[: written.index(stop)]
+        return self.tokenizer.decode([*gap.prompt, *written, *gap.suffix])
+
     def _fill(self, canvas: Canvas, seed: int, sampler: Sampler | None, watch: Watch | None) -> list[str]:
-        sampler = sampler or default_sampler(self.network)
-        sample = sampler.sample(self.network, canvas, noise=Noise(seed).fork("sample"), watch=watch)
+        """Texts that have a row each."""
         begin, _ = self.config.rows.frame(self.tokenizer.roles)
-        return [self._text(row[len(begin) :]) for row in sample.tokens.tolist()]
+        filled = self._filled(canvas, seed, sampler or default_sampler(self.network), watch)
+        return [self._text(row[len(begin) :]) for row in filled]
+
+    def _filled(
+        self, canvas: Canvas, seed: int, sampler: Sampler, watch: Watch | None, stop: int | None = None
+    ) -> list[list[int]]:
+        """The canvas, filled on the network's device, so many rows at a time that memory stays flat."""
+        device = next((weight.device for weight in self.network.parameters()), canvas.tokens.device)
+        noise, rows = Noise(seed).fork("sample"), []
+        for part in _parts(canvas):
+            rows += sampler.sample(self.network, part.to(device), noise=noise, watch=watch, stop=stop).tokens.tolist()
+        return rows
 
     def _text(self, ids: list[int]) -> str:
         end = self.tokenizer.roles.eos_id
         return self.tokenizer.decode(ids[: ids.index(end)] if end in ids else ids)
+
+
+class _Gap(NamedTuple):
+    """A row, the places `start` to `end` in it that are to be written, and the ids before and after that were given."""
+
+    row: list[int]
+    start: int
+    end: int
+    prompt: list[int]
+    suffix: list[int]
+
+
+def _canvas_of(gaps: Sequence[_Gap], n: int, filler: int) -> Canvas:
+    """`n` rows for each, shorter ones filled up. Their noise follows what was given and the number among the `n`."""
+    length = max(len(gap.row) for gap in gaps)
+    tokens = torch.tensor([gap.row + [filler] * (length - len(gap.row)) for gap in gaps])
+    place = torch.arange(length)
+    frozen = torch.stack([(place < gap.start) | (place >= gap.end) for gap in gaps])
+    first = torch.tensor([_first_number(gap) for gap in gaps])
+    rows = first.repeat_interleave(n) + torch.arange(n).repeat(len(gaps))
+    return Canvas(tokens.repeat_interleave(n, 0), frozen.repeat_interleave(n, 0), rows)
+
+
+def _first_number(gap: _Gap) -> int:
+    """62 bits, so that the numbers of two prompts do not meet. 0 where nothing was given."""
+    if not gap.prompt and not gap.suffix:
+        return 0
+    digest = hashlib.blake2b(repr((gap.prompt, gap.suffix)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2
+
+
+def _parts(canvas: Canvas) -> Iterator[Canvas]:
+    """In parts of `_ROWS` rows, in order."""
+    for start in range(0, len(canvas.rows), _ROWS):
+        rows = slice(start, start + _ROWS)
+        held = [replace(each, row=each.row - start) for each in canvas.constraints if start <= each.row < start + _ROWS]
+        yield Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.rows[rows], tuple(held))
 
 
 def _positive(name: str, value: int) -> int:

@@ -7,7 +7,7 @@ dataclasses become dotted options, and a wrong value is answered with the right 
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from adlm import __version__
 from adlm.errors import AdlmError, Interrupted, UnknownName
@@ -15,41 +15,56 @@ from adlm.errors import AdlmError, Interrupted, UnknownName
 COMMANDS = {
     "convert": "official ADLM, MDLM and AR checkpoints into model folders, and back; nothing in them is run",
     "demo": "train AR, MDLM and ADLM on text that comes with the package; score them, write samples",
+    "evaluate": "measure: perplexity, zero-shot, generation, MAUVE, anchors and more, each with its error",
+    "infill": "fill the holes of a text",
     "prepare": "tokenise and pack a corpus into memory-mapped shards",
     "recipes": "list the runs and networks that have a name; show what one is and takes",
+    "sample": "write texts, on from a prompt or out of nothing; --live shows them appear",
     "train": "train a model by a recipe, on one process or under torchrun; stopped, it goes on where it was",
 }
 
+ABOUT = """Anchored diffusion language models: train, measure, sample, explain and serve them.
 
-def _help() -> str:
-    rows = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+  --version  print the version"""
+
+
+def _help(commands: Mapping[str, str], prog: str, about: str) -> str:
+    wide = max(map(len, commands))
+    rows = "\n".join(f"  {name:<{wide}}  {summary}" for name, summary in commands.items())
     return (
-        "usage: adlm COMMAND [options]      adlm COMMAND --help for its options\n\n"
-        "Anchored diffusion language models: train, measure, sample, explain and serve them.\n\n"
-        f"commands:\n{rows}\n\n"
-        "  --version  print the version\n"
+        f"usage: {prog} COMMAND [options]      {prog} COMMAND --help for its options\n\n{about}\n\ncommands:\n{rows}\n"
     )
+
+
+def _run(words: Sequence[str], commands: Mapping[str, str], package: str, about: str) -> None:
+    """One of the commands that a package has, a file each; one that has commands itself is a package again."""
+    prog = package.replace(".cli", "").replace(".", " ")
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help(commands, prog, about))
+        return
+    name, rest = words[0], list(words[1:])
+    if name not in commands:
+        raise UnknownName("command" if prog == "adlm" else f"command of {prog}", name, commands)
+    module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    if hasattr(module, "COMMANDS"):
+        _run(rest, module.COMMANDS, module.__name__, module.ABOUT)
+        return
+    import tyro
+
+    tyro.cli(module.command, prog=f"{prog} {name}", args=rest)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_help(), end="")
-        return 0
-    if words[0] in ("-V", "--version"):
+    if words and words[0] in ("-V", "--version"):
         print(f"adlm {__version__}")
         return 0
     # OpenMP threads that spin long while they wait slow each other down beside any other busy process. A short
     # spin costs nothing on a quiet machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
-        if words[0] not in COMMANDS:
-            raise UnknownName("command", words[0], COMMANDS)
-        import tyro
-
-        module = importlib.import_module(f"adlm.cli.{words[0]}")
-        tyro.cli(module.command, prog=f"adlm {words[0]}", args=words[1:])
+        _run(words, COMMANDS, "adlm.cli", ABOUT)
     except AdlmError as error:
         rank = os.environ.get("RANK", "0")
         # What all processes found, the first one tells.

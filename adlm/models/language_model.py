@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.errors import ConfigError
+from adlm.models.cache import Cache
 from adlm.models.derived import frozen
 from adlm.models.layers import places_in, starts_of
 from adlm.models.stack import Stack
@@ -65,17 +66,19 @@ class Embedding(nn.Module):
             nn.init.uniform_(self.tokens.weight, -(width**-0.5), width**-0.5)
         self.positions = nn.Parameter(0.02 * torch.randn(positions, width)) if positions else None
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, segments: Tensor | None = None, start: int = 0) -> Tensor:
+        """`start` is the place of the first position, where rows are read in parts."""
         x: Tensor = self.tokens(tokens)
         if self.positions is None:
             return x
-        if tokens.shape[1] > len(self.positions):
+        end = start + tokens.shape[1]
+        if end > len(self.positions):
             raise ConfigError(
-                f"asked to read rows of {tokens.shape[1]} tokens",
+                f"asked to read rows of {end} tokens",
                 f"the model has learned {len(self.positions)} places",
                 "use shorter rows, or a model with positions=0",
             )
-        return x + (self.positions[: tokens.shape[1]] if segments is None else self.positions[places_in(segments)])
+        return x + (self.positions[start:end] if segments is None else self.positions[places_in(segments)])
 
 
 class Head(nn.Module):
@@ -146,6 +149,45 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
         """As `features`, on the rows as they are."""
+
+    def cache(self, rows: int, length: int, t: Tensor | None = None) -> Cache:
+        """For `extend`, with room for rows of so many tokens. Of left-to-right models.
+
+        Args:
+            t: [B], for time-conditioned models.
+        """
+        if not self.causal:
+            raise ConfigError(
+                f"asked a {type(self).__name__} that sees both sides for a cache",
+                "what it makes of a token changes with those to the right",
+                "use features, or a model with causal stacks",
+            )
+        return Cache(rows, length, t)
+
+    @torch.no_grad()
+    def extend(self, tokens: Tensor, cache: Cache, *, every: bool = False) -> Features:
+        """Read the tokens that follow what the cache has read, and predict the one after them.
+
+        Args:
+            tokens: [B, n]. A first call may bring none: then the first token is predicted.
+            every: `final` is [B, n, D], of all positions that are new, instead of [B, D]; a first call has one more,
+                since nothing had predicted its first token yet. Together they are `features` of the whole rows.
+        """
+        inputs = tokens if cache.length else F.pad(tokens, (1, 0), value=self.vocabulary.mask_id)
+        cache.check(inputs)
+        new = inputs.shape[1]
+        wanted = None
+        if new > 1 and not every:
+            wanted = (torch.arange(new, device=inputs.device) == new - 1).expand_as(inputs)
+        features = self._extended(inputs, cache, wanted)
+        cache.length += new
+        return features if every else features._replace(final=features.final.flatten(1))
+
+    def _extended(self, inputs: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+        """As `_features`, of new positions that read `inputs` [B, n] as they are."""
+        raise ConfigError(
+            f"asked {type(self).__name__} to read on", "it keeps nothing of what it has read", "use features"
+        )
 
     @abstractmethod
     def logits(self, final: Tensor) -> Tensor:

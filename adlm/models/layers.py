@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adlm.models.cache import Memory
 from adlm.models.derived import Deriving
 
 
@@ -20,12 +21,41 @@ class Layout(NamedTuple):
     cos, sin: [L, 1, 1, D/H/2], or [B, L, 1, 1, D/H/2] where rows differ.
     segments: [B, L]; positions of one row see each other where these are equal; None: all do.
     hidden: [L, L] or [B, 1, L, L] bool, True where a position (row) must not see another (column); None: nowhere.
+        Where rows are read in parts, there are columns for the positions before these too.
+    causal: `hidden` is the plain triangle.
     """
 
     cos: Tensor
     sin: Tensor
     segments: Tensor | None
     hidden: Tensor | None
+    causal: bool = False
+
+    def at(self, places: Tensor) -> "Layout":
+        """Of the positions `places` [B, m] alone, as they see all others."""
+        rows, column = len(places), places[:, :, None, None, None]
+        cos, sin = (x.expand(rows, *x.shape[-4:]).take_along_dim(column, 1) for x in (self.cos, self.sin))
+        hidden = self.hidden
+        if hidden is not None:
+            hidden = hidden.expand(rows, 1, *hidden.shape[-2:]).take_along_dim(places[:, None, :, None], 2)
+        return self._replace(cos=cos, sin=sin, hidden=hidden, causal=False)
+
+
+class Few(NamedTuple):
+    """A few positions of each row: places [B, m] in order, and which are meant [B, m] bool; others fill up."""
+
+    places: Tensor
+    meant: Tensor
+
+
+def few_of(wanted: Tensor) -> Few | None:
+    """The wanted positions [B, L] bool; None where some row has so many that leaving out the others does not pay."""
+    counts = wanted.sum(-1)
+    most = max([1, *counts.tolist()])
+    if 4 * most > wanted.shape[1]:  # short rows gain nothing beyond a quarter, long ones little beyond a half
+        return None
+    places = wanted.byte().argsort(dim=-1, descending=True, stable=True)[:, :most]
+    return Few(places, torch.arange(most, device=wanted.device) < counts[:, None])
 
 
 def starts_of(segments: Tensor) -> Tensor:
@@ -103,10 +133,10 @@ class ShortConvolution(nn.Module):
         self.before = size - 1 if causal else size // 2
         self.weight = nn.Parameter(torch.zeros(size, width))
 
-    def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, segments: Tensor | None, memory: Memory | None = None) -> Tensor:
         size, length = len(self.weight), x.shape[1]
         sides = (self.before, size - 1 - self.before)
-        padded = F.pad(x, (0, 0, *sides))
+        padded = F.pad(x, (0, 0, *sides)) if memory is None else memory.following(x, self.before)
         # Shifted products beat conv1d with groups on a CPU, and need no transpose.
         weight = self.weight.to(x.dtype)
         out = x
@@ -153,8 +183,8 @@ class Block(Deriving):
         query_key_norm: bool,
     ) -> None:
         super().__init__()
-        self.heads, self.dropout, self.causal, self.query_key_norm = heads, dropout, causal, query_key_norm
-        self.timed = timed
+        self.heads, self.head_width, self.query_key_norm = heads, width // heads, query_key_norm
+        self.dropout, self.timed = dropout, timed
         self.norm_1, self.norm_2 = Norm(width), Norm(width)
         self.convolution = ShortConvolution(width, convolution, causal=causal) if convolution else None
         self.qkv = nn.Linear(width, 3 * width, bias=False)
@@ -171,30 +201,40 @@ class Block(Deriving):
             nn.init.zeros_(self.down.weight)
             nn.init.zeros_(self.down.bias)
 
-    def forward(self, x: Tensor, layout: Layout, condition: Tensor | None, wanted: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        condition: Tensor | None,
+        wanted: Tensor | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
         """x [B, L, D] -> [B, L, D], or [N, D] at the wanted positions.
 
         Args:
             condition: [B, C] for timed blocks, [1, C] or None for others.
             wanted: [B, L] bool. Attention is the last that looks at other positions, so after it all others are left.
+            memory: of the positions before these, where rows are read in parts.
         """
         if self.timed:
-            return self._modulated(x, layout, condition, wanted)
+            return self._modulated(x, layout, condition, wanted, memory)
         w = self.derived("folded", lambda: self._folded(condition))
-        mixed = self._attention(F.layer_norm(x, x.shape[-1:], w.gain_1, w.shift_1), layout)
+        mixed = self._attention(F.layer_norm(x, x.shape[-1:], w.gain_1, w.shift_1), layout, wanted, memory)
         if wanted is not None:
-            x, mixed = x[wanted], mixed[wanted]
+            x = x[wanted]
         x = x + self._drop(F.linear(mixed, w.out))
         h = F.layer_norm(x, x.shape[-1:], w.gain_2, w.shift_2)
         return x + self._drop(F.linear(self._expanded(h), w.down, w.down_bias))
 
-    def _modulated(self, x: Tensor, layout: Layout, condition: Tensor | None, wanted: Tensor | None) -> Tensor:
+    def _modulated(
+        self, x: Tensor, layout: Layout, condition: Tensor | None, wanted: Tensor | None, memory: Memory | None
+    ) -> Tensor:
         assert self.modulation is not None
         modulation = self.modulation(condition)[:, None]
         shift_1, scale_1 = modulation.chunk(6, dim=-1)[:2]
-        mixed = self._attention(self.norm_1(x) * (1 + scale_1) + shift_1, layout)
+        mixed = self._attention(self.norm_1(x) * (1 + scale_1) + shift_1, layout, wanted, memory)
         if wanted is not None:
-            x, mixed, modulation = x[wanted], mixed[wanted], modulation.expand(-1, x.shape[1], -1)[wanted]
+            x, modulation = x[wanted], modulation.expand(-1, x.shape[1], -1)[wanted]
         gate_1, shift_2, scale_2, gate_2 = modulation.chunk(6, dim=-1)[2:]
         x = x + gate_1 * self._drop(self.out(mixed))
         h = self.norm_2(x) * (1 + scale_2) + shift_2
@@ -223,22 +263,47 @@ class Block(Deriving):
     def _expanded(self, h: Tensor) -> Tensor:
         return gelu(self.up(h))
 
-    def _attention(self, h: Tensor, layout: Layout) -> Tensor:
-        """What the heads gather, side by side [B, L, D], before the output map."""
+    def _attention(
+        self, h: Tensor, layout: Layout, wanted: Tensor | None = None, memory: Memory | None = None
+    ) -> Tensor:
+        """What the heads gather, side by side, before the output map: [B, L, D], or [N, D] at the wanted positions."""
         if self.convolution is not None:
-            h = self.convolution(h, layout.segments)
-        batch, length, width = h.shape
-        qkv = self.qkv(h).view(batch, length, 3, self.heads, width // self.heads)
-        qk, v = qkv[:, :, :2], qkv[:, :, 2]
-        if self.query_key_norm:
-            qk = F.rms_norm(qk, qk.shape[-1:])
-        q, k = rotate(qk, layout.cos, layout.sin).unbind(2)
-        if torch.is_grad_enabled():
-            v = v.contiguous()  # as a view it would keep q and k before the turn in memory until the backward pass
+            h = self.convolution(h, layout.segments, memory)
+        few = few_of(wanted) if wanted is not None and self._may_leave_out_queries() else None
+        if few is None:
+            qkv = self._heads(self.qkv(h))
+            q, k = self._turned(qkv[:, :, :2], layout).unbind(2)
+            v = qkv[:, :, 2]
+            if torch.is_grad_enabled():
+                v = v.contiguous()  # as a view it would keep q and k before the turn in memory until the backward pass
+        else:
+            width = h.shape[-1]
+            kv = self._heads(F.linear(h, self.qkv.weight[width:]))
+            k, v = self._turned(kv[:, :, :1], layout)[:, :, 0], kv[:, :, 1]
+            layout = layout.at(few.places)
+            q = self._heads(F.linear(h.take_along_dim(few.places[:, :, None], 1), self.qkv.weight[:width]))
+            q = self._turned(q, layout)[:, :, 0]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        triangle = self.causal and layout.segments is None
-        mixed = attend(q, k, v, causal=triangle, hidden=layout.hidden)
-        return mixed.transpose(1, 2).reshape(batch, length, width)
+        if memory is not None:
+            k, v = memory.append(k, v)
+        mixed = attend(q, k, v, causal=layout.causal, hidden=layout.hidden).transpose(1, 2).flatten(2)
+        if wanted is None:
+            return mixed
+        return mixed[wanted if few is None else few.meant]
+
+    def _may_leave_out_queries(self) -> bool:
+        # Training keeps to one path, and so do compiled blocks. Adapters (LoRA) act only where their map is called.
+        return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and isinstance(self.qkv, nn.Linear)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, L, j D] -> [B, L, j, H, D/H]"""
+        return x.unflatten(-1, (-1, self.heads, self.head_width))
+
+    def _turned(self, x: Tensor, layout: Layout) -> Tensor:
+        """Queries or keys [B, L, j, H, D/H], of unit size where that is asked for, turned by their places."""
+        if self.query_key_norm:
+            x = F.rms_norm(x, x.shape[-1:])
+        return rotate(x, layout.cos, layout.sin)
 
 
 class TimeEmbedding(nn.Module):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from adlm.models.cache import Cache
 from adlm.models.language_model import Embedding, Head, LanguageModel, NetworkConfig, Vocabulary, shifted, sigma_at
 from adlm.models.stack import StackConfig
 from adlm.types import Features
@@ -43,6 +44,10 @@ class OneStage(LanguageModel):
         if self.causal:
             tokens = shifted(tokens, self.vocabulary.mask_id, segments)
         return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, wanted)[1])
+
+    def _extended(self, inputs: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+        embedded = self.embedding(inputs, start=cache.length)
+        return Features(self.stack(embedded, sigma_at(cache.t), wanted=wanted, cache=cache)[1])
 
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adlm.errors import ConfigError
+from adlm.models.cache import Cache
 from adlm.models.derived import Deriving
 from adlm.models.layers import Block, Layout, Norm, Rotary, TimeEmbedding, places_in
 
@@ -93,6 +94,7 @@ class Stack(Deriving):
         sigma: Tensor | None = None,
         segments: Tensor | None = None,
         wanted: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x [B, L, D] -> the residual stream after the last block, and what a head reads: that, normalised.
 
@@ -101,26 +103,28 @@ class Stack(Deriving):
             segments: [B, L] numbers; positions see each other where they are equal. Each number has one run of
                 positions in a row.
             wanted: [B, L] bool; with it both results are [N, D], at these positions alone.
+            cache: of the positions before these, for causal stacks; it gets what blocks keep of these.
         """
         condition = self._condition(sigma)
-        layout = self._layout(x, segments)
+        layout = self._layout(x, segments, 0 if cache is None else cache.length)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
-            arguments = (x, layout, condition, wanted if i == last else None)
+            memory = None if cache is None else cache.of(block)
+            arguments = (x, layout, condition, wanted if i == last else None, memory)
             if self.checkpointing and self.training:
                 x = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x = block(*arguments)
         return x, self._normalised(x, condition, wanted)
 
-    def _layout(self, x: Tensor, segments: Tensor | None) -> Layout:
+    def _layout(self, x: Tensor, segments: Tensor | None, start: int) -> Layout:
         length = x.shape[1]
         hidden = None
-        if self.config.causal:
-            hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        if self.config.causal and not (start and length == 1):  # one new position sees all
+            hidden = torch.ones(length, start + length, dtype=torch.bool, device=x.device).triu(start + 1)
         if segments is None:
-            cos, sin = self.rotary(torch.arange(length, device=x.device)[:, None, None])
-            return Layout(cos, sin, None, hidden)
+            cos, sin = self.rotary(torch.arange(start, start + length, device=x.device)[:, None, None])
+            return Layout(cos, sin, None, hidden, self.config.causal and not start)
         apart = (segments[:, :, None] != segments[:, None, :])[:, None]
         cos, sin = self.rotary(places_in(segments)[:, :, None, None])
         return Layout(cos, sin, segments, apart if hidden is None else apart | hidden)

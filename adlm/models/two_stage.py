@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from adlm.models.cache import Cache
 from adlm.models.hand_over import HandOver, Logits, Stage
 from adlm.models.language_model import (
     Embedding,
@@ -64,18 +65,32 @@ class TwoStage(LanguageModel):
         stage = self.anchor_stage(tokens, t, segments=segments)
         return Features(self._denoised(stage, t, segments, wanted), stage.anchor)
 
+    def _extended(self, inputs: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+        embedded, sigma = self.embedding(inputs, start=cache.length), sigma_at(cache.t)
+        stage = Stage(embedded, *self.anchor(embedded, sigma, cache=cache))
+        handed_over = self.hand_over(stage, self.anchor_head)
+        return Features(self.denoiser(handed_over, sigma, wanted=wanted, cache=cache)[1], stage.anchor)
+
     def anchor_stage(self, tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> Stage:
         """What the first stage makes of rows [B, L], for `denoise`."""
         embedded = self._embedded(tokens, segments)
         return Stage(embedded, *self.anchor(embedded, sigma_at(t), segments))
 
-    def denoise(self, stage: Stage, tokens: Tensor, t: Tensor | None = None, *, wanted: Tensor | None = None) -> Tensor:
+    def denoise(
+        self,
+        stage: Stage,
+        tokens: Tensor,
+        t: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """The final features from a first stage that may have read the rows when less of them was visible.
 
         How much of the new `tokens` [B, L] the denoiser sees is its hand-over's affair: with `Logits` nothing, with
         `Hidden` all of them.
         """
-        return self._denoised(stage._replace(embedded=self._embedded(tokens, None)), t, None, wanted)
+        return self._denoised(stage._replace(embedded=self._embedded(tokens, segments)), t, segments, wanted)
 
     def _embedded(self, tokens: Tensor, segments: Tensor | None) -> Tensor:
         if self.causal:

@@ -8,6 +8,7 @@ from torch import Tensor
 from adlm.anchors.rules import AnchorRule, RareInSequence
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
+from adlm.models.two_stage import TwoStage
 from adlm.objectives.linear_cross_entropy import Nats, nll, sliced, weighted_nll
 from adlm.objectives.objective import CrossEntropy, MaskedObjective, costs, weight_at
 from adlm.randomness import Noise
@@ -54,19 +55,36 @@ class Anelbo(Nelbo):
         masked_only: the theorem's positions; the official code takes visible anchors too.
         share: of each row's anchor positions, drawn at random and weighted up: the same term in expectation, for
             less work.
+        stale: the anchor stage reads a row as it was up to this much time before the denoiser does, by lot, as it
+            will in sampling with stale anchors (K steps of T are K / T of time). Bounds the likelihood of the model
+            that is stale by lot; validation has the fresh one.
     """
 
     rule: AnchorRule = field(default_factory=RareInSequence)
     gamma: float = 3e-3
     masked_only: bool = False
     share: float = 1.0
+    stale: float = 0.0
 
     def __post_init__(self) -> None:
         _check_share(self.share)
+        if not 0 <= self.stale <= 1:
+            raise ConfigError(f"asked for anchors stale by {self.stale}", "time goes from 0 to 1", "give a part of it")
 
     @property
     def trains_anchor(self) -> bool:
         return self.gamma > 0
+
+    def _features(self, model: LanguageModel, batch: Batch, corrupted: Corrupted, noise: Noise) -> Features:
+        if not self.stale:
+            return super()._features(model, batch, corrupted, noise)
+        if not isinstance(model, TwoStage):
+            raise ConfigError(f"asked for stale anchors with {type(model).__name__}", "it has one stage", "use an ADLM")
+        t, segments = corrupted.t, batch.segments
+        before = earlier(batch, corrupted, self.stale, model.vocabulary.mask_id, noise)
+        stage = model.anchor_stage(before, t, segments=segments)
+        final = model.denoise(stage, corrupted.x_t, t, segments=segments, wanted=corrupted.masked)
+        return Features(final, stage.anchor)
 
     def _extra(
         self,
@@ -114,6 +132,17 @@ class AnchoredCrossEntropy(CrossEntropy):
         gamma = min(self.gamma, progress)
         chosen, up = drawn(self.rule.mark(batch) & batch.scored, self.share, batch, noise)
         return _anchor_cost(model, features, batch, chosen, gamma * up)
+
+
+def earlier(batch: Batch, corrupted: Corrupted, stale: float, mask_id: int, noise: Noise) -> Tensor:
+    """x_t [B, L] as it was a random time before t, at most `stale`: with more of it masked.
+
+    With 1 - alpha = t, a token visible at t was still masked at t + d with chance d / (1 - t).
+    """
+    u = noise.fork("stale").uniform(batch.draw, 1 + corrupted.x_t.shape[1])
+    visible_share = (1 - corrupted.t.double()).clamp_min(1e-9)[:, None]
+    chance = stale * u[:, :1] / visible_share
+    return corrupted.x_t.masked_fill(batch.scored & (u[:, 1:] < chance), mask_id)
 
 
 def drawn(chosen: Tensor, share: float, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,7 @@ class MaskedObjective(Objective, ABC):
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
         _check_direction(self, model, causal=False)
         corrupted = self.corruption(batch, model.vocabulary.mask_id, noise)
-        features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
+        features = self._features(model, batch, corrupted, noise)
         clean = self._clean(model, features.final, corrupted)
         extra = self._extra(model, features, batch, corrupted, progress, noise)
         loss = clean.total if extra is None else clean.total + extra
@@ -92,6 +92,10 @@ class MaskedObjective(Objective, ABC):
         corrupted = self.corruption.at(level, batch, model.vocabulary.mask_id, noise)
         features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
         return table(self._clean(model, features.final, corrupted).each, corrupted.masked)
+
+    def _features(self, model: LanguageModel, batch: Batch, corrupted: Corrupted, noise: Noise) -> Features:
+        """Of the corrupted rows, at the masked positions, in training."""
+        return model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
 
     @abstractmethod
     def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:

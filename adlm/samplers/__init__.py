@@ -8,6 +8,7 @@ from adlm.samplers.ancestral import Ancestral, Remasking
 from adlm.samplers.blocks import Blocks
 from adlm.samplers.board import Sample, StepView, Watch
 from adlm.samplers.canvas import Canvas
+from adlm.samplers.constraints import Choice, Digits, Pattern
 from adlm.samplers.filters import Allowed, Banned, Filter, Forced, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from adlm.samplers.first_hitting import FirstHitting
 from adlm.samplers.left_to_right import LeftToRight
@@ -38,7 +39,9 @@ __all__ = [
     "ByConfidence",
     "Canvas",
     "Cap",
+    "Choice",
     "Confidence",
+    "Digits",
     "EntropyBound",
     "Filter",
     "FirstHitting",
@@ -55,6 +58,7 @@ __all__ = [
     "Order",
     "Ordered",
     "Pace",
+    "Pattern",
     "PerStep",
     "RemaskRule",
     "Remasking",

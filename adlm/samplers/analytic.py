@@ -33,6 +33,7 @@ class Analytic(OnGrid):
             new = blank & (changed if not board.model.timed else torch.ones_like(changed))[:, None]
             if bool(new.any()):
                 tokens[new], measured = board.predict(new, t, step, measure=_total_and_confidence)
+                measured = measured.to(total.dtype)
                 total[new], confidence[new] = (measured[:, 0] - constant).exp(), measured[:, 1]
             chance = Never().step(t, s, self.schedule, confidence).reveal
             last = step == self.steps - 1

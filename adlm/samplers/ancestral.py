@@ -8,7 +8,7 @@ import torch
 from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.errors import ConfigError
 from adlm.samplers.board import Board
-from adlm.samplers.remasking import Cap, Never, RemaskRule
+from adlm.samplers.remasking import Cap, Never, RemaskRule, Step
 from adlm.samplers.sampler import Unmasking
 
 
@@ -20,7 +20,9 @@ class OnGrid(Unmasking, ABC):
     """
 
     steps: int = 256
-    schedule: Schedule = field(default_factory=LogLinear)
+    schedule: Schedule = field(
+        default_factory=lambda: LogLinear(0.0)
+    )  # alpha = 1 - t, as the official samplers have it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,18 +31,25 @@ class OnGrid(Unmasking, ABC):
 
     def walk(self, board: Board, rule: RemaskRule) -> None:
         for step in range(self.steps):
-            blank = board.blank
-            visible = board.open & ~blank
-            t, s = 1 - step / self.steps, 1 - (step + 1) / self.steps
-            change = rule.step(t, s, self.schedule, board.confidence.masked_fill(~visible, torch.inf))
-            fresh = blank & (board.uniform("reveal", step) < change.reveal)
-            # What the network is told is the time at which so much is visible: not t where a rule lets time stand.
-            board.reveal(fresh, self.schedule.inverse(torch.tensor(change.alpha_t)).item(), step)
-            remasked = None
-            if isinstance(change.sigma, torch.Tensor) or change.sigma > 0:
-                remasked = visible & (board.uniform("remask", step) < change.sigma)
-                board.remask(remasked)
-            board.show(fresh, remasked, self.steps)
+            self.take(step, board, rule)
+
+    def take(self, step: int, board: Board, rule: RemaskRule) -> None:
+        """One step of the grid, of the posterior with a rule's sigma."""
+        blank = board.blank
+        visible = board.open & ~blank
+        t, s = 1 - step / self.steps, 1 - (step + 1) / self.steps
+        change = rule.step(t, s, self.schedule, board.confidence.masked_fill(~visible, torch.inf))
+        if step == self.steps - 1:  # some schedules and rules end with masks
+            change = Step(change.alpha_t, 1.0)
+        fresh = blank & (board.uniform("reveal", step) < change.reveal)
+        # What the network is told is the time at which so much is visible: not t where a rule lets time stand.
+        told = self.schedule.inverse(torch.tensor(change.alpha_t, dtype=torch.float64)).clamp(0, 1)
+        board.reveal(fresh, told.item(), step)
+        remasked = None
+        if isinstance(change.sigma, torch.Tensor) or change.sigma > 0:
+            remasked = visible & (board.uniform("remask", step) < change.sigma)
+            board.remask(remasked)
+        board.show(fresh, remasked, self.steps)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ class Blocks(Unmasking):
     """Blanks to the right of a block stay blank until it is full. A row that has ended is not continued.
 
     Args:
-        inner: fills each block. Its own filters and stale_anchors hold.
-        size: tokens a block, counted from the first blank of each canvas.
+        inner: fills each block. Its own filters and stale_anchors hold, with fresh anchors at the start of a block.
+        size: tokens a block, counted from the first blank of each row.
         window: the network sees so many tokens at once, which lets a canvas be longer than what it was trained on:
             all of it at first, then the part that ends with the block. None: always the whole canvas.
     """
@@ -49,23 +49,26 @@ class Blocks(Unmasking):
         return self.inner.board(model, canvas, noise=noise, watch=watch, stop=stop)
 
     def fill(self, board: Board) -> None:
-        noise, everywhere = board.noise, board.open
+        everywhere = board.open
         length = everywhere.shape[1]
         window = min(self.window or length, length)
-        columns = board.blank.any(0).nonzero()[:, 0]
-        if not len(columns):
-            return
         places = torch.arange(length, device=everywhere.device)
-        for block, start in enumerate(range(int(columns[0]), int(columns[-1]) + 1, self.size)):
-            end = min(start + self.size, length)
-            board.open = everywhere & (places >= start) & (places < end)
+        # Each row counts from its own first blank, so that its blocks do not depend on the rest of the batch.
+        first_blank = board.blank.long().argmax(-1, keepdim=True)
+        board.whole = False
+        for block in range(-(-length // self.size)):
+            start = first_blank + block * self.size
+            end = (start + self.size).clamp_max(length)
+            inside = everywhere & (places >= start) & (places < end)
             if board.stop is not None:
-                ended = (board.tokens[:, :start] == board.stop) & everywhere[:, :start]
-                board.open &= ~ended.any(-1, keepdim=True)
-            first = max(0, end - window)
-            board.look(slice(first, first + window))
-            board.noise = noise.fork("block", block) if block else noise
-            self.inner.fill(board)
-        board.open, board.noise = everywhere, noise
+                ended = (board.tokens == board.stop) & everywhere & (places < start)
+                inside &= ~ended.any(-1, keepdim=True)
+            board.open = inside
+            left = (end - window).clamp_min(0)
+            for seen in left[board.blank.any(-1)].unique().tolist():  # rows with the same window at a time
+                board.open = inside & (left == seen)
+                board.look(slice(seen, seen + window))
+                self.inner.fill(board)
+        board.open = everywhere
         if board.stop is not None:
             board.tokens[board.blank] = board.stop

@@ -19,7 +19,7 @@ from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import bound_sites, hold
 from adlm.samplers.draw import draw
-from adlm.samplers.filters import Filter, Sites, check_drawable
+from adlm.samplers.filters import Filter, Sites, check_drawable, check_finite
 
 SLICE = 1 << 22  # logits at a time: what bounds the memory of a sampler, whatever L and V are
 
@@ -102,14 +102,20 @@ class Board:
         self.open = ~canvas.frozen
         self.confidence = torch.full(self.tokens.shape, torch.inf, device=self.tokens.device)
         self.window = slice(0, self.tokens.shape[1])
+        self.whole = True  # filled in one go, and not a block after another
         self.row_calls = self.anchor_row_calls = self.shown = 0
         self._stage: Stage | None = None
-        self._age = torch.zeros(len(self.tokens), dtype=torch.long)
+        self._age = torch.zeros_like(canvas.rows)
 
     @property
     def blank(self) -> Tensor:
         """[B, L] bool: still to be filled."""
         return self.open & (self.tokens == self.model.vocabulary.mask_id)
+
+    @property
+    def masked_share(self) -> Tensor:
+        """[B]: how much of what the network sees is masked."""
+        return (self.tokens[:, self.window] == self.model.vocabulary.mask_id).float().mean(-1)
 
     def uniform(self, *name: str | int) -> Tensor:
         """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the place."""
@@ -125,8 +131,13 @@ class Board:
             name: of the random numbers.
             measure: what else is wanted of each distribution; the probability of the drawn token by default.
         """
+        return self.draw(self._features(where, t), where, *name, measure=measure)
+
+    def draw(
+        self, final: Tensor, where: Tensor, *name: str | int, measure: Measure = confidence
+    ) -> tuple[Tensor, Tensor]:
+        """As `predict`, from features [N, D]."""
         row, place = where.nonzero(as_tuple=True)
-        final = self._features(where, t)
         bits = self.noise.fork("token", *name).bits(self.canvas.rows, self.tokens.shape[1])[where]
         tokens, measured = torch.empty_like(row), []
         parts = self._parts(row, place)
@@ -134,11 +145,12 @@ class Board:
         for part in parts:
             sites = Sites(ahead, row[part], place[part])
             raw = logits = self.model.logits(final[part])
+            check_finite(raw, sites)
             if self.canvas.constraints:
                 logits = hold(logits, sites, self.canvas.constraints)
             for each in self.filters:
                 logits = each(logits, sites)
-            check_drawable(logits, sites, self.filters)
+            check_drawable(logits, sites, self.filters, self.model.vocabulary.mask_id)
             tokens[part] = drawn = draw(logits, bits[part])
             if self.canvas.constraints:
                 ahead[row[part], place[part]] = drawn
@@ -168,16 +180,15 @@ class Board:
         """Tell the watcher of a step that is done."""
         if self.watch is not None:
             nothing = torch.zeros_like(fresh) if remasked is None else remasked
-            self.watch(StepView(self.shown, steps, self.tokens, fresh, nothing))
+            self.watch(StepView(self.shown, steps if self.whole else None, self.tokens, fresh, nothing))
         self.shown += 1
 
     def sample(self) -> Sample:
         return Sample(self.tokens, self.row_calls, self.anchor_row_calls)
 
     def look(self, window: slice) -> None:
-        """Show the network this part of the canvas alone."""
-        if window != self.window:
-            self.window, self._stage = window, None
+        """Show the network this part of the canvas alone. What was kept of the anchor stage is dropped."""
+        self.window, self._stage = window, None
 
     def _features(self, where: Tensor, t: float | Tensor) -> Tensor:
         """[N, D] at `where`, from the rows in which it has anything."""

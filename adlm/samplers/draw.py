@@ -25,10 +25,8 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    # u < 1, but the product may be rounded up to the total, behind which there is no token.
-    target = (u[:, None] * total).minimum(torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+    # Below the last sum, behind which there is no token: u is at most 1 - 2^-53, and that is half a last digit or more.
+    return torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 
 def race(logits: Tensor, bits: Tensor) -> Tensor:

@@ -78,17 +78,19 @@ class TopP(Filter):
         size = logits.shape[-1]
         if self.p == 1:
             return logits
-        total = logits.double().logsumexp(-1, keepdim=True)
+        wide = torch.float32 if logits.device.type == "mps" else torch.float64  # it has no float64
+        total = logits.to(wide).logsumexp(-1, keepdim=True)
         # Sorting a whole vocabulary costs more than everything else: the top is nearly always enough.
         top = 256
         while True:
             values, indices = _largest(logits, min(top, size))
-            share = (values.double() - total).exp()
-            cumulative = share.cumsum(-1)
+            cumulative = (values.to(wide) - total).exp().cumsum(-1)
             if top >= size or bool((cumulative[:, -1] > self.p).all()):
                 break
             top *= 8
-        kept = (cumulative - share < self.p) if self.keep_crossing else (cumulative <= self.p)
+        kept = cumulative <= self.p
+        if self.keep_crossing:
+            kept[:, 1:] = cumulative[:, :-1] < self.p
         kept[:, 0] = True
         out = torch.full_like(logits, -math.inf)
         return out.scatter_(-1, indices, values.masked_fill(~kept, -math.inf))
@@ -160,24 +162,37 @@ class Forced(Filter):
         return torch.where((sites.place == self.place)[:, None], forced, logits)
 
 
-def check_drawable(logits: Tensor, sites: Sites, filters: Sequence[Filter]) -> None:
-    """Refuse to draw where nothing is left, or where the network gave nonsense."""
-    top = logits.amax(-1)
-    if bool(top.isfinite().all()):
-        return
-    bad = int((~top.isfinite()).nonzero()[0, 0])
-    where = f"asked to draw a token at place {int(sites.place[bad])} of row {int(sites.row[bad])}"
-    if bool(logits[bad].isnan().any()) or top[bad] == math.inf:
-        raise ConfigError(
-            where, "the model's logits are not finite", "check its weights: adlm.load reads them as they are"
-        )
-    names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
-    raise ConfigError(where, f"no token is left by {names}", "allow more")
+def check_finite(logits: Tensor, sites: Sites) -> None:
+    """Refuse what the network gave [N, V] where it is nonsense; before the filters, which could hide it."""
+    wrong = ~logits.amax(-1).isfinite()  # nan is the largest of all
+    if bool(wrong.any()):
+        fix = "check its weights: adlm.load reads them as they are"
+        raise ConfigError(_asked(wrong, sites), "the model's logits are not finite", fix)
+
+
+def check_drawable(logits: Tensor, sites: Sites, filters: Sequence[Filter], mask_id: int) -> None:
+    """Refuse to draw where filters or constraints have left nothing, or the mask."""
+    wrong = ~logits.amax(-1).isfinite()
+    if bool(wrong.any()):
+        names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
+        raise ConfigError(_asked(wrong, sites), f"no token is left by {names}", "allow more")
+    masked = logits[:, mask_id] > -math.inf
+    if bool(masked.any()):
+        raise ConfigError(_asked(masked, sites), f"the mask token {mask_id} is forced there", "force another")
+
+
+def _asked(wrong: Tensor, sites: Sites) -> str:
+    first = int(wrong.nonzero()[0, 0])
+    return f"asked to draw a token at place {int(sites.place[first])} of row {int(sites.row[first])}"
 
 
 def _largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest and their tokens; equal ones in the order of their numbers, on every device."""
     values, indices = logits.topk(k, -1)
+    least = values[:, -1:]
+    if bool((((logits >= least) & (least > -math.inf)).sum(-1) > k).any()):  # topk takes any of equal ones
+        values, indices = logits.sort(dim=-1, descending=True, stable=True)
+        return values[:, :k], indices[:, :k]
     order = indices.argsort(-1)
     values, indices = values.gather(-1, order), indices.gather(-1, order)
     order = values.argsort(dim=-1, descending=True, stable=True)

@@ -14,7 +14,11 @@ from adlm.samplers.sampler import Sampler
 
 @dataclass(frozen=True)
 class LeftToRight(Sampler):
-    """Whatever stands on the canvas is kept, but what stands to the right of a blank is not seen when it is filled."""
+    """Whatever stands on the canvas is kept, but what stands to the right of a blank is not seen when it is filled.
+
+    Each position goes through the network once: its keys and values are kept. What all rows have in front of their
+    next blank is read in one call. A row that has no more blanks leaves the batch, as does one that has ended.
+    """
 
     def board(
         self, model: LanguageModel, canvas: Canvas, *, noise: Noise, watch: Watch | None = None, stop: int | None = None
@@ -27,8 +31,27 @@ class LeftToRight(Sampler):
 
     def fill(self, board: Board) -> None:
         length = board.tokens.shape[1]
+        places = torch.arange(length, device=board.tokens.device)
+        reading = board.blank.any(-1)  # [B] bool: rows in the cache
+        rows = int(reading.sum())
+        cache = board.model.cache(rows, length, t=torch.zeros(rows, device=reading.device))
+        read = 0
         for place in range(length):
-            fresh = board.blank & (torch.arange(length, device=board.tokens.device) == place)
-            board.look(slice(0, place + 1))
-            board.reveal(fresh, 0.0)
+            blank = board.blank
+            fresh = blank & (places == place)
+            if bool(fresh.any()):
+                unfinished = blank.any(-1)
+                if bool((reading & ~unfinished).any()):
+                    cache.keep(unfinished[reading])
+                    reading = unfinished
+                features = board.model.extend(board.tokens[reading, read:place], cache)
+                read = place
+                board.row_calls += cache.rows
+                board.anchor_row_calls += cache.rows if features.anchor is not None else 0
+                board.write(fresh, *board.draw(features.final[fresh[reading, place]], fresh))
+                if board.stop is not None:
+                    ended = (fresh & (board.tokens == board.stop)).any(-1, keepdim=True)
+                    rest = board.blank & ended
+                    board.tokens[rest] = board.stop
+                    fresh = fresh | rest
             board.show(fresh, steps=length)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from adlm.diffusion.schedule import LogLinear, Schedule
+from adlm.errors import ConfigError
 from adlm.samplers.board import Board
-from adlm.samplers.orders import Confidence, Order
+from adlm.samplers.orders import Confidence, Drawn, Order
 from adlm.samplers.paces import InSteps, Pace, Ranked
 from adlm.samplers.sampler import Unmasking
 
@@ -21,7 +22,7 @@ class Ordered(Unmasking):
         pace: how many of them a step; at least one of each row.
         agreeing: two-stage models reveal, beyond that, every blank at which the anchor stage's likeliest token is the
             one that was drawn from the denoiser: rows are done in fewer steps.
-        schedule: what models that are told the time are told, from the share of blanks.
+        schedule: what models that are told the time are told, from the share of masks that they see.
     """
 
     order: Order = field(default_factory=Confidence)
@@ -29,12 +30,20 @@ class Ordered(Unmasking):
     agreeing: bool = False
     schedule: Schedule = field(default_factory=LogLinear)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.agreeing and not isinstance(self.order, Drawn):
+            raise ConfigError(
+                f"asked to reveal where both stages agree, in the order {type(self.order).__name__}",
+                "it draws no tokens that could agree before it chooses",
+                "use Confidence, Margin or LeastEntropy",
+            )
+
     def fill(self, board: Board) -> None:
         at_first = board.blank.sum(-1)
         step = 0
         while bool((blank := board.blank).any()):
-            share = blank.sum(-1) / blank.shape[1]
-            t = self.schedule.inverse(1 - share.double()).clamp(0, 1)
+            t = self.schedule.inverse(1 - board.masked_share).clamp(0, 1)
             agrees = board.anchor_measure(blank, t, lambda guess: guess.drawn) if self.agreeing else None
             offer = self.order.offer(board, blank, t, step)
             fresh = self._taken(blank, offer.score, offer.entropy, at_first, step)
@@ -52,9 +61,21 @@ class Ordered(Unmasking):
         scores = torch.full(blank.shape, -torch.inf, device=blank.device, dtype=score.dtype)
         entropies = torch.full_like(scores, torch.inf)
         scores[blank], entropies[blank] = score, entropy.to(scores.dtype)
-        ranked, order = scores.sort(dim=-1, descending=True, stable=True)
+        order = _best_first(scores)
         left = blank.sum(-1)
-        view = Ranked(ranked, entropies.gather(-1, order), left, at_first, step)
+        view = Ranked(scores.gather(-1, order), entropies.gather(-1, order), left, at_first, step)
         count = self.pace.count(view).clamp_min(1).minimum(left)
         rank = torch.arange(blank.shape[1], device=blank.device)
         return torch.zeros_like(blank).scatter_(-1, order, rank < count[:, None])
+
+
+def _best_first(scores: Tensor, tolerance: float = 1e-5) -> Tensor:
+    """Places [B, L] from the highest score to the lowest; equal ones from left to right.
+
+    Blanks in a row of blanks alone are equal to a model without places, but for rounding, which depends on what else
+    is in the batch and must not decide. So those within `tolerance` of the next count as equal.
+    """
+    ranked, order = scores.sort(dim=-1, descending=True)
+    apart = ranked[:, :-1] - ranked[:, 1:] > tolerance  # between -inf and -inf it is nan, which is not
+    group = torch.nn.functional.pad(apart.long().cumsum(-1), (1, 0))
+    return order.gather(-1, (group * scores.shape[1] + order).argsort(-1))

@@ -84,7 +84,11 @@ class Rescale(RemaskRule):
 
 @dataclass(frozen=True)
 class ByConfidence(RemaskRule):
-    """ReMDM's conf: sigma_max shared out among the visible tokens, most to those drawn with the least confidence."""
+    """ReMDM's conf: sigma_max shared out among the visible tokens, most to those drawn with the least confidence.
+
+    Masked tokens have no share of it, so that they come at MDLM's pace and up to one token a row is missing from
+    alpha_s, as published; the last step brings them all.
+    """
 
     def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> Tensor:
         # Where nothing is visible the softmax of -inf alone has no value.
@@ -96,7 +100,7 @@ class ForwardBackward(RemaskRule):
     """As many tokens masked again as one step forward in time would mask: (alpha_s - alpha_t) / alpha_t."""
 
     def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
-        return min(most, (alpha_s - alpha_t) / alpha_t)
+        return min(most, (alpha_s - alpha_t) / alpha_t) if alpha_t > 0 else most
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,16 @@ class FlowCorrector(RemaskRule):
 
     def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
         beta = self.strength * alpha_t**self.a * (1 - alpha_t) ** self.b
-        return min(most, beta * (alpha_s - alpha_t) / alpha_t)
+        return min(most, beta * (alpha_s - alpha_t) / alpha_t) if alpha_t > 0 else most
 
 
 @dataclass(frozen=True)
 class Loop(RemaskRule):
-    """Reveal as MDLM until time `t_on`; stay at alpha_on until `t_off`, remasking with chance `eta`; then finish."""
+    """Reveal as MDLM until time `t_on`; stay at alpha_on until `t_off`, remasking with chance `eta`; then finish.
+
+    The two steps that pass t_on and t_off end where the line of alpha does; the official code goes on beyond it, which
+    in few steps reveals too much.
+    """
 
     eta: float = 0.02
     t_on: float = 0.55
@@ -135,16 +143,20 @@ class Loop(RemaskRule):
             raise ConfigError(f"asked for {self}", "not 0 < t_off < t_on < 1 and 0 < alpha_on < 1", "mend them")
 
     def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> Step:
+        alpha_t, alpha_s = self.alpha(t), self.alpha(s)
+        if not self.t_off < t <= self.t_on:
+            return Step(alpha_t, alpha_s)
+        return Step(alpha_t, alpha_s, self.sigma(alpha_t, alpha_s, (1 - alpha_s) / alpha_t, confidence))
+
+    def alpha(self, t: float) -> float:
         if t > self.t_on:
-            pace = self.alpha_on / (1 - self.t_on)
-            return Step((1 - t) * pace, (1 - s) * pace)
-        if t <= self.t_off:
-            pace = (1 - self.alpha_on) / self.t_off
-            return Step(1 - t * pace, 1 - s * pace)
-        return Step(self.alpha_on, self.alpha_on, self.sigma(self.alpha_on, self.alpha_on, 1.0, confidence))
+            return self.alpha_on * (1 - t) / (1 - self.t_on)
+        if t > self.t_off:
+            return self.alpha_on
+        return 1 - (1 - self.alpha_on) * t / self.t_off
 
     def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
-        return min(self.eta, (1 - alpha_s) / alpha_t)
+        return min(self.eta, most)
 
 
 def _check_share(name: str, value: float) -> None:

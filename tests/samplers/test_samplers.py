@@ -1,131 +1,330 @@
-import itertools
-import math
-from collections import Counter
+"""What every sampler promises. Their laws are in test_exactness.py."""
+
+import functools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from adlm.configs import from_json, to_json
+from adlm.diffusion.schedule import Cosine
 from adlm.errors import ConfigError
 from adlm.models.language_model import Vocabulary
-from adlm.models.one_stage import OneStageConfig
-from adlm.models.stack import StackConfig
 from adlm.randomness import Noise
-from adlm.samplers import Ancestral, Canvas, LeftToRight, Temperature
-from adlm.samplers.draw import inverse_cdf
+from adlm.samplers import (
+    Above,
+    Analytic,
+    Ancestral,
+    AnchorConfidence,
+    AnyOrder,
+    Banned,
+    Blocks,
+    ByConfidence,
+    Canvas,
+    Cap,
+    Confidence,
+    EntropyBound,
+    FirstHitting,
+    FlowCorrector,
+    Forced,
+    ForwardBackward,
+    InSteps,
+    LeastEntropy,
+    LeftToRight,
+    Loop,
+    Margin,
+    Ordered,
+    PerStep,
+    Remasking,
+    RepetitionPenalty,
+    Rescale,
+    Sampler,
+    Temperature,
+    TopK,
+    TopP,
+    board,
+)
 from tests.conftest import TableModel
+from tests.samplers.processes import MASK, VOCABULARY, inconsistent, networks
 
-MASK = 3
-VOCABULARY = Vocabulary(4, MASK)
+ONE_STAGE = [
+    Ancestral(steps=5),
+    Ancestral(steps=4, schedule=Cosine()),
+    *(
+        Remasking(steps=6, rule=rule)
+        for rule in (Cap(0.3), Rescale(0.5), ByConfidence(), ForwardBackward(), FlowCorrector(), Loop(0.3))
+    ),
+    FirstHitting(),
+    Analytic(steps=5),
+    Ordered(order=Confidence(), pace=InSteps(3)),
+    Ordered(order=Margin(), pace=PerStep(2)),
+    Ordered(order=LeastEntropy(), pace=EntropyBound(0.5)),
+    Ordered(order=Confidence(), pace=Above(0.6)),
+    Ordered(order=AnyOrder(), pace=PerStep(1)),
+    Blocks(inner=FirstHitting(), size=2),
+    Blocks(inner=Remasking(steps=4, rule=Cap(0.3)), size=3, window=5),
+    Ancestral((RepetitionPenalty(1.3), Temperature(0.8), TopK(2), TopP(0.9)), steps=5),
+]
+TWO_STAGE = [
+    FirstHitting(stale_anchors=3),
+    Remasking(steps=6, rule=Cap(0.3), stale_anchors=2),
+    Ordered(order=AnchorConfidence(), pace=InSteps(4)),
+    Ordered(order=AnchorConfidence(), pace=InSteps(4), stale_anchors=2),
+    Ordered(agreeing=True),
+    Blocks(inner=Ordered(order=AnchorConfidence(), stale_anchors=2), size=3, window=5),
+]
+LEFT_TO_RIGHT = [LeftToRight(), LeftToRight((Temperature(0.7), TopP(0.9)))]
+PAIRS = [
+    *(("mdlm", sampler) for sampler in ONE_STAGE),
+    *(("adlm", sampler) for sampler in TWO_STAGE),
+    *(("adlm-hidden", sampler) for sampler in TWO_STAGE[:4]),
+    *(("adlm-timed", sampler) for sampler in (*ONE_STAGE[7:11], ONE_STAGE[15], TWO_STAGE[3])),
+    *((kind, sampler) for kind in ("ar", "a2r") for sampler in LEFT_TO_RIGHT),
+]
+NAMES = [f"{i}-{kind}-{type(sampler).__name__}" for i, (kind, sampler) in enumerate(PAIRS)]
+model_of = functools.cache(lambda kind: networks(kind)[kind])
+ROWS = [
+    [MASK] * 7,
+    [1, *[MASK] * 6],
+    [MASK, 2, MASK, 0, MASK, 1, MASK],
+    [0, 1, 2, 0, MASK, MASK, MASK],
+    [MASK] * 7,
+    [2] * 7,
+]
 
 
-def chi_square_limit(freedom: int) -> float:
-    """Above this with chance about 1e-5 (Wilson and Hilferty)."""
-    return freedom * (1 - 2 / (9 * freedom) + 4.3 * math.sqrt(2 / (9 * freedom))) ** 3
+def chosen(canvas, rows):
+    rows = torch.tensor(rows)
+    return Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.rows[rows])
 
 
-def test_inverse_cdf_draws_the_distribution():
-    logits = torch.tensor([0.5, -1.0, 2.0, -math.inf], dtype=torch.float64)
-    drawn = inverse_cdf(logits.expand(40_000, 4), Noise(0).uniform(torch.arange(40_000), 1)[:, 0])
-    counts, expected = torch.bincount(drawn, minlength=4), 40_000 * logits.softmax(-1)
-    assert counts[3] == 0
-    assert ((counts - expected) ** 2 / expected)[:3].sum() < chi_square_limit(2)
+@pytest.mark.parametrize(("kind", "sampler"), [("mdlm", Ancestral(steps=5)), ("mdlm", FirstHitting()), *PAIRS[-4:]])
+def test_samples_have_numbers_and_differ(kind, sampler):
+    canvas = Canvas.blank(20, 7, MASK)
+    tokens = sampler.sample(model_of(kind), canvas, noise=Noise(3)).tokens
+    assert len(tokens.unique(dim=0)) > 10
+    canvas = Canvas(canvas.tokens, canvas.frozen, canvas.rows + 20)
+    assert not torch.equal(sampler.sample(model_of(kind), canvas, noise=Noise(3)).tokens, tokens)
 
 
-def product_model():
-    """Three tokens whose law given what is visible is a fixed table: the first decides the others' odds."""
-    generator = torch.Generator().manual_seed(0)
-    joint = torch.rand(3, 3, 3, generator=generator, dtype=torch.float64)
-    joint /= joint.sum()
-
-    def table(tokens):
-        out = torch.full((len(tokens), 3, 4), -math.inf, dtype=torch.float64)
-        for b, row in enumerate(tokens.tolist()):
-            for place in range(3):
-                for value in range(3):
-                    seen = [slice(None) if token == MASK else token for token in row]
-                    seen[place] = value
-                    out[b, place, value] = joint[tuple(seen)].sum().log()
-        return out
-
-    return joint, TableModel(VOCABULARY, table)
+def uniform_model():
+    return TableModel(VOCABULARY, lambda tokens: torch.zeros(*tokens.shape, 4))
 
 
-def test_ancestral_sampling_has_the_law_of_its_process():
-    """With steps so many that two reveals seldom coincide, exact conditionals give the joint law back."""
-    joint, model = product_model()
-    sample = Ancestral(steps=64).sample(model, Canvas.blank(4000, 3, MASK), noise=Noise(1))
-    counts = Counter(map(tuple, sample.tokens.tolist()))
-    cells = list(itertools.product(range(3), repeat=3))
-    statistic = sum((counts[c] - 4000 * joint[c].item()) ** 2 / (4000 * joint[c].item()) for c in cells)
-    assert statistic < chi_square_limit(26)
+@pytest.mark.parametrize(("kind", "sampler"), PAIRS, ids=NAMES)
+def test_a_sample_is_the_same_alone_and_in_any_company(kind, sampler):
+    canvas = Canvas.infilling(ROWS, MASK)
+    whole = sampler.sample(model_of(kind), canvas, noise=Noise(3)).tokens
+    assert MASK not in whole
+    assert torch.equal(whole[canvas.frozen], canvas.tokens[canvas.frozen])
+
+    @settings(max_examples=3, database=None, deadline=None)
+    @given(st.lists(st.integers(0, len(ROWS) - 1), unique=True, min_size=1, max_size=len(ROWS) - 1))
+    def in_company(rows):
+        part = sampler.sample(model_of(kind), chosen(canvas, rows), noise=Noise(3)).tokens
+        assert torch.equal(part, whole[rows])
+
+    in_company()
 
 
-def test_an_oracle_is_reproduced_and_frozen_positions_never_change():
-    target = torch.randint(0, 3, (1, 12), generator=torch.Generator().manual_seed(1))
-    oracle = TableModel(
-        VOCABULARY, lambda tokens: 1e4 * torch.nn.functional.one_hot(target, 4).expand(len(tokens), -1, -1)
+any_canvas = st.lists(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=5, max_size=5), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=6, deadline=None)
+@given(any_canvas)
+def test_frozen_positions_never_change_and_no_mask_is_left(cells):
+    tokens = torch.tensor([[token for token, _ in row] for row in cells])
+    # Tokens that are neither frozen nor blank may be written anew by samplers that take tokens back.
+    frozen = torch.tensor([[keep for _, keep in row] for row in cells]) & (tokens != MASK)
+    canvas = Canvas(tokens, frozen, torch.arange(len(tokens)))
+    before = tokens.clone()
+    for sampler in ONE_STAGE:
+        sample = sampler.sample(uniform_model(), canvas, noise=Noise(1))
+        assert MASK not in sample.tokens
+        assert torch.equal(sample.tokens[frozen], tokens[frozen])
+        assert torch.equal(canvas.tokens, before), "the canvas is not written on"
+        if not isinstance(sampler, Remasking | Blocks):
+            assert torch.equal(sample.tokens[tokens != MASK], tokens[tokens != MASK])
+
+
+# A repetition penalty moves even an oracle's mind, and a window hides from it where it is.
+@pytest.mark.parametrize(
+    "sampler",
+    [each for each in ONE_STAGE if not each.filters and not getattr(each, "window", None)],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_an_oracle_is_always_reproduced(sampler):
+    target = torch.randint(0, 3, (12,), generator=torch.Generator().manual_seed(1))
+    prompt = ((target[:4] + 1) % 3).tolist()
+    logits = 1e4 * torch.nn.functional.one_hot(target, 4).double()
+    oracle = TableModel(VOCABULARY, lambda tokens: logits.expand(len(tokens), -1, -1))
+    canvas = Canvas.continuing([prompt, []], 12, MASK)
+    sample = sampler.sample(oracle, canvas, noise=Noise(2))
+    assert sample.tokens.tolist() == [[*prompt, *target[4:].tolist()], target.tolist()]
+
+
+class Counting(TableModel):
+    """Counts the rows of each call and what its head was asked for."""
+
+    def __init__(self, process):
+        super().__init__(VOCABULARY, process.model.table)
+        self.rows, self.asked = [], []
+
+    def _features(self, tokens, t, segments, wanted):
+        self.rows.append(len(tokens))
+        return super()._features(tokens, t, segments, wanted)
+
+    def logits(self, final):
+        assert final.ndim == 2
+        self.asked.append(len(final))
+        return super().logits(final)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 200])
+def test_rows_in_which_nothing_is_revealed_are_not_computed(steps):
+    model, seen = Counting(inconsistent()), []
+    canvas = Canvas.infilling([[MASK] * 3, [1, MASK, MASK], [1, 2, 0], [MASK, 1, 0]], MASK)
+    sample = Ancestral(steps=steps).sample(model, canvas, noise=Noise(4), watch=lambda view: seen.append(view.fresh))
+    assert sample.row_calls == sum(model.rows) == sum(int(fresh.any(-1).sum()) for fresh in seen)
+    assert sample.row_calls <= 6
+    assert model.calls <= min(steps, 6)
+    assert 0 not in model.rows
+    assert sum(model.asked) == 6, "the head is asked for what is revealed and for nothing else"
+
+
+def test_first_hitting_makes_as_many_row_calls_as_there_are_blanks():
+    model = Counting(inconsistent())
+    canvas = Canvas.infilling([[MASK] * 3, [1, MASK, MASK], [1, 2, 0], [MASK, 1, 0]], MASK)
+    assert FirstHitting().sample(model, canvas, noise=Noise(4)).row_calls == 6
+    assert model.rows == model.asked == [3, 2, 1]
+
+
+def test_the_head_is_asked_for_all_blanks_only_by_orders_that_need_them():
+    blank = Canvas.blank(2, 3, MASK)
+    for order, asked in ((Confidence(), [6, 4, 2]), (AnyOrder(), [2, 2, 2])):
+        model = Counting(inconsistent())
+        Ordered(order=order, pace=PerStep(1)).sample(model, blank, noise=Noise(4))
+        assert model.asked == asked
+    model = Counting(inconsistent())
+    assert Analytic(steps=100).sample(model, Canvas.blank(40, 3, MASK), noise=Noise(5)).row_calls <= 120
+    assert sum(model.asked) <= 40 * 6, "a row that has not changed is not asked again"
+
+
+def test_a_remasked_token_is_written_anew_in_a_later_step():
+    seen = []
+    Remasking(steps=12, rule=Cap(0.4)).sample(
+        inconsistent().model,
+        Canvas.blank(50, 3, MASK),
+        noise=Noise(6),
+        watch=lambda view: seen.append((view.tokens.clone(), view.fresh, view.remasked)),
     )
-    rows = target.tolist()[0]
-    prompt = [(token + 1) % 3 for token in rows[:4]]
-    for steps in (1, 5, 50):
-        sample = Ancestral(steps=steps).sample(oracle, Canvas.continuing([prompt] * 2, 12, MASK), noise=Noise(2))
-        assert sample.tokens.tolist() == [[*prompt, *rows[4:]]] * 2
+    before = torch.full((50, 3), MASK)
+    for tokens, fresh, remasked in seen:
+        assert not (fresh & remasked).any()
+        assert (before[fresh] == MASK).all()
+        assert (before[remasked] != MASK).all()
+        assert (tokens[remasked] == MASK).all()
+        assert torch.equal(tokens[~fresh & ~remasked], before[~fresh & ~remasked])
+        before = tokens
+    assert torch.stack([fresh for _, fresh, _ in seen]).sum() > 200
 
 
-def networks():
-    torch.manual_seed(0)
-    for causal, sampler in ((False, Ancestral(steps=9)), (True, LeftToRight())):
-        model = OneStageConfig(StackConfig(width=16, heads=2, layers=2, causal=causal)).build(VOCABULARY)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        yield model.eval(), sampler
+@pytest.mark.parametrize("i", [0, 2, 4, 8, 9, 10, 14, 16], ids=lambda i: type(ONE_STAGE[i]).__name__)
+def test_slices_of_any_size_give_the_same_tokens_and_bound_the_logits(monkeypatch, i):
+    vocabulary = Vocabulary(12, MASK)
+    check_slices(monkeypatch, ONE_STAGE[i], networks("mdlm", vocabulary=vocabulary)["mdlm"])
 
 
-def test_a_sample_is_the_same_alone_and_in_a_batch():
-    for model, sampler in networks():
-        canvas = Canvas.blank(6, 10, MASK)
-        whole = sampler.sample(model, canvas, noise=Noise(3)).tokens
-        assert MASK not in whole
-        part = Canvas(canvas.tokens[4:5], canvas.frozen[4:5], canvas.rows[4:5])
-        assert torch.equal(sampler.sample(model, part, noise=Noise(3)).tokens, whole[4:5])
-        assert len({tuple(row) for row in whole.tolist()}) > 1
+@pytest.mark.parametrize("i", range(len(TWO_STAGE)), ids=lambda i: type(TWO_STAGE[i]).__name__)
+def test_slices_bound_the_logits_of_both_stages(monkeypatch, i):
+    vocabulary = Vocabulary(12, MASK)
+    check_slices(monkeypatch, TWO_STAGE[i], networks("adlm", vocabulary=vocabulary)["adlm"])
 
 
-def test_rows_in_which_nothing_changes_are_not_computed():
-    _, model = product_model()
-    sample = Ancestral(steps=1000).sample(model, Canvas.blank(5, 3, MASK), noise=Noise(4))
-    assert sample.row_calls <= 15  # three blanks a row at most
-    assert model.calls <= 15
+def check_slices(monkeypatch, sampler, model):
+    canvas, made = Canvas.infilling([[MASK] * 9, [1] + [MASK] * 8, [*[MASK] * 4, 5, *[MASK] * 4]], MASK), []
+    for head in (model.head, model.anchor_head):
+        if head is not None:
+            head.register_forward_hook(lambda module, given, out: made.append(tuple(out.shape)))
+    whole = sampler.sample(model, canvas, noise=Noise(7)).tokens
+    assert all(len(shape) == 2 for shape in made), "never [B, L, V]"
+    largest = max(shape[0] for shape in made)
+    made.clear()
+    monkeypatch.setattr(board, "SLICE", 25)  # two positions
+    assert torch.equal(sampler.sample(model, canvas, noise=Noise(7)).tokens, whole)
+    assert max(shape[0] for shape in made) <= 2 < largest
 
 
-def test_watchers_see_every_reveal_once():
-    for model, sampler in networks():
-        views = []
-        sampler.sample(
-            model, Canvas.blank(2, 10, MASK), noise=Noise(5), watch=lambda view, views=views: views.append(view.fresh)
-        )
-        assert torch.stack(views).sum(0).eq(1).all()
+@pytest.mark.parametrize(
+    ("kind", "sampler"),
+    [("mdlm", Ancestral(steps=9)), ("ar", LeftToRight()), ("mdlm", Blocks(inner=Ancestral(steps=4), size=2))],
+)
+def test_watchers_see_every_reveal_once(kind, sampler):
+    views = []
+    canvas = Canvas.blank(2, 7, MASK)
+    sampler.sample(model_of(kind), canvas, noise=Noise(5), watch=lambda view: views.append((view.step, view.fresh)))
+    assert torch.stack([fresh for _, fresh in views]).sum(0).eq(1).all()
+    assert [step for step, _ in views] == list(range(len(views)))
 
 
-def test_low_temperature_takes_the_likeliest():
-    (masked, _), (causal, _) = networks()
+@pytest.mark.parametrize(
+    ("kind", "make"), [("mdlm", lambda f: Ancestral(f, steps=1)), ("ar", LeftToRight)], ids=["mdlm", "ar"]
+)
+def test_temperature_0_takes_the_likeliest(kind, make):
     # In one step nothing depends on the order of reveals, so only the draws could differ between seeds.
-    for model, cold in (
-        (masked, Ancestral((Temperature(1e-4),), steps=1)),
-        (causal, LeftToRight((Temperature(1e-4),))),
-    ):
-        one, two = (cold.sample(model, Canvas.blank(1, 10, MASK), noise=Noise(seed)).tokens for seed in (0, 1))
-        assert torch.equal(one, two)
-    hot = Ancestral(steps=1)
-    one, two = (hot.sample(masked, Canvas.blank(1, 10, MASK), noise=Noise(seed)).tokens for seed in (0, 1))
-    assert not torch.equal(one, two)
+    canvas = Canvas.blank(1, 10, MASK)
+    for temperature, same in ((0.0, True), (1.0, False)):
+        one, two = (
+            make((Temperature(temperature),)).sample(model_of(kind), canvas, noise=Noise(seed)).tokens
+            for seed in (0, 1)
+        )
+        assert torch.equal(one, two) == same
+
+
+@pytest.mark.parametrize("rule", [Loop(), ForwardBackward(), FlowCorrector(), Cap()], ids=repr)
+def test_timed_models_are_told_times_from_1_to_0(rule):
+    """Also where a rule begins with nothing visible, or lets time stand."""
+    model, told = networks("adlm-timed")["adlm-timed"], []
+    features = model.features
+    model.features = lambda tokens, t, **rest: told.append(t.max().item()) or features(tokens, t, **rest)
+    for schedule in (Remasking().schedule, Cosine()):
+        Remasking(steps=8, rule=rule, schedule=schedule).sample(model, Canvas.blank(20, 4, MASK), noise=Noise(0))
+    assert told[0] == pytest.approx(1, abs=0.01)
+    assert all(0 <= t <= 1 for t in told)
+
+
+STORED = [
+    *(sampler for _, sampler in PAIRS),
+    LeftToRight((Banned((1, 2)), Forced(0, 1))),
+    Blocks(inner=Ancestral((TopP(0.9, keep_crossing=False),), steps=7, stale_anchors=3), size=8, window=16),
+]
+
+
+@pytest.mark.parametrize("sampler", STORED, ids=lambda sampler: type(sampler).__name__)
+def test_samplers_come_back_from_json(sampler):
+    assert from_json(Sampler, to_json(sampler)) == sampler
 
 
 def test_the_wrong_sampler_and_nonsense_are_refused():
-    (masked, ancestral), (causal, left) = networks()
-    with pytest.raises(ConfigError, match="use LeftToRight"):
-        ancestral.sample(causal, Canvas.blank(1, 4, MASK), noise=Noise(0))
+    for kind in ("ar", "a2r"):
+        for sampler in (Ancestral(), FirstHitting(), Ordered(), Blocks(), Analytic()):
+            with pytest.raises(ConfigError, match="use LeftToRight"):
+                sampler.sample(model_of(kind), Canvas.blank(1, 4, MASK), noise=Noise(0))
     with pytest.raises(ConfigError, match="use Ancestral"):
-        left.sample(masked, Canvas.blank(1, 4, MASK), noise=Noise(0))
+        LeftToRight().sample(model_of("mdlm"), Canvas.blank(1, 4, MASK), noise=Noise(0))
     with pytest.raises(ConfigError, match="equally long"):
         Canvas.infilling([[1], [1, 2]], MASK)
+    for make in (
+        lambda: Ancestral(steps=0),
+        lambda: Cap(1.5),
+        lambda: Rescale(-0.1),
+        lambda: FlowCorrector(-1.0),
+        lambda: Loop(t_on=0.1, t_off=0.2),
+        lambda: Loop(alpha_on=1.0),
+        lambda: FirstHitting(stale_anchors=0),
+    ):
+        with pytest.raises(ConfigError):
+            make()

@@ -1,0 +1,75 @@
+"""`adlm infill`: a model fills the holes of a text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from adlm.cli.sample import opened, options_of, output, watching
+from adlm.errors import ConfigError
+from adlm.samplers.constraints import Choice, Digits, Pattern, Wording
+
+
+def command(
+    model: Annotated[str, tyro.conf.Positional],
+    text: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    hole: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    n: int = 1,
+    seed: int = 0,
+    sampler: str | None = None,
+    steps: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    live: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    out: Path | None = None,
+    device: str = "auto",
+    revision: str | None = None,
+) -> None:
+    """Fill the holes of a text, all else as it is.
+
+    Texts go to the standard output, what it took to the standard error.
+
+    Args:
+        model: the folder of a model, or its name on the Hugging Face Hub.
+        text: with [MASK] for each missing token, [MASK:4] for four, [MASK:2-6] for two to six.
+        hole: what may stand in a hole, once for each in order: any, digits, 'choice:red|blue green', or
+            'pattern:[A-Z][a-z]+', a regular expression.
+        n: ways to fill it.
+        seed: of the samples. The same seed writes the same texts.
+        sampler: by name, as in `adlm sample`.
+        steps: of the sampler.
+        temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
+        top_p: draw only from the likeliest tokens that together have this probability.
+        top_k: draw only from so many of the likeliest tokens.
+        set: any option of the sampler, as in --set eta=0.02 --set min_p=0.1.
+        live: watch the text appear, if this is a terminal.
+        out: also write them to this file, a JSON object a line, with the sampler that wrote them.
+        device: auto, cpu, cuda or mps.
+        revision: a branch, tag or commit, on the Hub.
+    """
+    direct = {"steps": steps, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+    given = options_of(set, {**direct, "n": None if n == 1 else n})
+    n = given.pop("n", 1)
+    wordings = [_wording(each) for each in hole] or None
+    writer, chosen = opened(model, sampler, given, device=device, revision=revision)
+    with output(out) as written:
+        with watching(writer, live=live) as meter:
+            texts = writer.infill(text, n=n, seed=seed, constraints=wordings, sampler=chosen, watch=meter)
+        for i, filled in enumerate(texts):
+            written.add(filled, prompt=text, seed=seed, index=i, sampler=chosen)
+    meter.report(len(texts))
+
+
+def _wording(text: str) -> Wording | None:
+    kind, colon, rest = text.partition(":")
+    if kind == "choice" and colon:
+        return Choice(tuple(rest.split("|")))
+    if kind == "pattern" and colon:
+        return Pattern(rest)
+    if text in ("any", "digits"):
+        return Digits() if text == "digits" else None
+    raise ConfigError(f"asked for --hole {text!r}", "no kind of hole", "write any, digits, choice:A|B or pattern:REGEX")

@@ -1,0 +1,215 @@
+"""`adlm sample`: a model writes."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import tyro
+from rich.panel import Panel
+from rich.text import Text
+
+from adlm.cli.live import LiveView, count_written, harmless
+from adlm.cli.progress import console
+from adlm.configs import to_json
+from adlm.errors import ConfigError, DataError
+from adlm.samplers.board import StepView
+from adlm.samplers.named import canonical
+from adlm.samplers.sampler import Sampler
+from adlm.text_model import TextModel, load
+from adlm.world import device_for
+
+_BETWEEN = "-" * 40
+
+
+def command(
+    model: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    prompt: str | None = None,
+    prompts: Path | None = None,
+    suffix: str = "",
+    n: int = 1,
+    seed: int = 0,
+    sampler: str | None = None,
+    steps: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    block_size: int | None = None,
+    max_new_tokens: int | None = None,
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    past_end: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    live: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    out: Path | None = None,
+    device: str = "auto",
+    revision: str | None = None,
+) -> None:
+    """Write texts, on from a prompt or out of nothing.
+
+    Texts go to the standard output, what it took to the standard error.
+
+    Args:
+        model: the folder of a model, or its name on the Hugging Face Hub.
+        prompt: what the texts begin with.
+        prompts: a file of prompts instead: one a line, or .jsonl with an object a line that has a "prompt".
+        suffix: what the texts end with; for masked models.
+        n: texts for each prompt.
+        seed: of the samples. The same seed writes the same texts, together or one by one.
+        sampler: by name: ancestral, first-hitting, remdm-cap, remdm-loop, confidence, threshold, entropy-bounded,
+            left-to-right and others; a wrong name is answered with all of them.
+        steps: of the sampler.
+        temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
+        top_p: draw only from the likeliest tokens that together have this probability.
+        top_k: draw only from so many of the likeliest tokens.
+        block_size: write from left to right in blocks of so many tokens.
+        max_new_tokens: write no more than so many after the prompt.
+        set: any option of the sampler, as in --set eta=0.02 --set min_p=0.1.
+        past_end: keep what is written after the end token.
+        live: watch the text appear, if this is a terminal.
+        out: also write them to this file, a JSON object a line, with the sampler that wrote them.
+        device: auto, cpu, cuda or mps.
+        revision: a branch, tag or commit, on the Hub.
+    """
+    if prompt is not None and prompts is not None:
+        raise ConfigError("asked for --prompt and --prompts", "both say where texts begin", "give one of them")
+    direct = {"steps": steps, "temperature": temperature, "top_p": top_p, "top_k": top_k, "block_size": block_size}
+    given = options_of(set, {**direct, "max_new_tokens": max_new_tokens, "n": None if n == 1 else n})
+    n, limit = given.pop("n", 1), given.pop("max_new_tokens", None)
+    beginnings = [prompt or ""] if prompts is None else _read_prompts(prompts)
+    writer, chosen = opened(model, sampler, given, device=device, revision=revision)
+    with output(out) as written:
+        with watching(writer, live=live, limit=limit) as meter:
+            texts = writer.generate(
+                beginnings,
+                suffix=suffix,
+                n=n,
+                seed=seed,
+                max_new_tokens=limit,
+                sampler=chosen,
+                stop=not past_end,
+                watch=meter,
+            )
+        for i, text in enumerate(texts):
+            written.add(text, prompt=beginnings[i // n], seed=seed, index=i % n, sampler=chosen)
+    meter.report(len(texts))
+
+
+def options_of(changes: Sequence[str], direct: dict[str, object]) -> dict[str, Any]:
+    """Options of the command line under their names, from NAME=VALUE and from flags that are not None."""
+    found = {name: value for name, value in direct.items() if value is not None}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"asked to set {change!r}", "no NAME=VALUE", "write as in --set eta=0.02")
+        if name in found:
+            raise ConfigError(f"asked for {name} twice", f"{found[name]!r} and {text}", "give one of them")
+        found[name] = _literal(text)
+    return canonical(found)
+
+
+def _literal(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False}.get(text, text)
+
+
+def opened(
+    name: str, sampler: str | None, given: dict[str, Any], *, device: str, revision: str | None
+) -> tuple[TextModel, Sampler]:
+    """A model on its device, and the sampler to use with it."""
+    model = load(name, revision=revision)
+    model.network.to(device_for(device))
+    return model, model.sampler(sampler, **given)
+
+
+def _read_prompts(path: Path) -> list[str]:
+    asked = f"asked for prompts in {path}"
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(asked, str(error), "name a text file in UTF-8") from error
+    if not lines:
+        raise DataError(asked, "nothing in it", "write one a line")
+    if path.suffix != ".jsonl":
+        return [line.removesuffix("\r") for line in lines]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, TypeError, KeyError):
+            prompt = None
+        if not isinstance(prompt, str):
+            fix = 'write an object a line, as in {"prompt": "Once"}'
+            raise DataError(asked, f"no text named prompt in the object of line {number}", fix)
+        found.append(prompt)
+    return found
+
+
+class Meter:
+    """Counts what samplers write, and passes it on.
+
+    passes: rows that went through the network: a row does in the steps that write in it.
+    """
+
+    def __init__(self, causal: bool, then: Callable[[StepView], None] | None = None) -> None:
+        self.causal, self.then, self.tokens, self.passes, self.seconds = causal, then, 0, 0, 0.0
+
+    def __call__(self, view: StepView) -> None:
+        self.tokens += count_written(view, self.causal)
+        self.passes += int(view.fresh.any(-1).sum())
+        if self.then is not None:
+            self.then(view)
+
+    def report(self, texts: int) -> None:
+        many, speed = "" if texts == 1 else "s", self.tokens / max(self.seconds, 1e-9)
+        took = f"{texts:,} text{many}, {self.tokens:,} tokens in {self.seconds:.2f} s: {speed:,.0f} tokens/s"
+        print(f"{took}, {self.passes:,} passes of a row through the network", file=sys.stderr)
+
+
+@contextmanager
+def watching(model: TextModel, *, live: bool, limit: int | None = None) -> Iterator[Meter]:
+    """A meter, with a view of the canvas where one is wanted and can be shown."""
+    with LiveView(model, console(), limit=limit) if live and console().is_terminal else nullcontext() as view:
+        meter, began = Meter(model.network.causal, view), time.perf_counter()
+        yield meter
+        meter.seconds = time.perf_counter() - began
+
+
+@contextmanager
+def output(path: Path | None) -> Iterator["Output"]:
+    """The file is opened before anything is written, so that nothing is written in vain."""
+    if path is None:
+        yield Output(None)
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        fix = "name a file in a folder that can be written to"
+        raise ConfigError(f"asked to write to {path}", str(error), fix) from error
+    with file:
+        yield Output(file)
+
+
+class Output:
+    """Where texts go: to the screen, in frames or with lines between them, and to a file where there is one."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self.file, self.count = file, 0
+
+    def add(self, text: str, *, prompt: str, seed: int, index: int, sampler: Sampler) -> None:
+        self.count += 1
+        if self.file is not None:
+            record = {"prompt": prompt, "text": text, "seed": seed, "index": index, "sampler": to_json(sampler)}
+            self.file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        if console().is_terminal:
+            shown = Text(harmless(text))
+            if text.startswith(prompt):
+                shown.stylize("dim", 0, len(prompt))
+            console().print(Panel(shown, title=str(self.count), title_align="left"))
+        else:
+            print(f"{_BETWEEN}\n{text}" if self.count > 1 else text)

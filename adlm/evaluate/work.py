@@ -1,0 +1,90 @@
+"""Long measurements: numbers for each of many items, by one process or several, that go on after an interruption."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adlm.world import World
+
+Watch = Callable[[int, int], None]  # items done, of how many
+
+
+def checksum(value: Any) -> str:
+    """Of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def each_of(
+    count: int,
+    compute: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    *,
+    width: int,
+    batch: int,
+    world: World | None = None,
+    partial: Path | None = None,
+    made_of: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+) -> NDArray[np.float64]:
+    """[count, width]: what `compute` says of each item, from their numbers [n] to [n, width].
+
+    An item's numbers must not depend on the items it is computed with. Then the result is the same on any number of
+    processes, and whether or not it was interrupted.
+
+    Args:
+        partial: a file that keeps what is done while the work lasts. It is read where it was made of the same things
+            and removed by whoever has stored the result.
+        made_of: whatever decides the numbers: model, data, protocol, seed.
+    """
+    world = world or World()
+    key = checksum({"made_of": made_of or {}, "count": count, "width": width, "batch": batch})
+    blocks = -(-count // batch)
+    done = world.on_first(lambda: _read(partial, key))
+    left = [block for block in range(blocks) if block not in done]
+    for start in range(0, len(left), world.size):
+        # Where blocks run out, a process repeats the first of the round, since processes go together.
+        turn = left[start : start + world.size]
+        mine = turn[world.rank] if world.rank < len(turn) else turn[0]
+        numbers = np.arange(mine * batch, min((mine + 1) * batch, count))
+        values = np.zeros((batch, width))
+        values[: len(numbers)] = compute(numbers)
+        together = world.gathered(torch.from_numpy(values)).numpy()
+        for block, part in zip(turn, together, strict=False):
+            done[block] = part[: min(batch, count - block * batch)]
+        if world.first and partial is not None:
+            _append(partial, key, {block: done[block] for block in turn})
+        if watch is not None:
+            watch(min(len(done) * batch, count), count)
+    return np.concatenate([done[block] for block in range(blocks)]) if blocks else np.zeros((0, width))
+
+
+def _read(path: Path | None, key: str) -> dict[int, NDArray[np.float64]]:
+    """The blocks of a partial file. One that was made of other things is removed; a line that a kill cut short, too."""
+    done: dict[int, NDArray[np.float64]] = {}
+    if path is None or not path.is_file():
+        return done
+    whole = 0
+    with path.open("rb") as file:
+        for line in file:
+            record = json.loads(line) if line.endswith(b"\n") else None
+            if record is None or record["key"] != key:
+                break
+            done[record["block"]] = np.array([[float(x) for x in row] for row in record["values"]])
+            whole += len(line)
+    os.truncate(path, whole)
+    return done
+
+
+def _append(path: Path, key: str, blocks: Mapping[int, NDArray[np.float64]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for block, values in blocks.items():
+            # repr gives a float64 back to the bit, and infinities that JSON has no word for.
+            rows = [[repr(float(x)) for x in row] for row in values]
+            file.write(json.dumps({"key": key, "block": block, "values": rows}) + "\n")

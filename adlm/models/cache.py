@@ -1,0 +1,85 @@
+"""What a left-to-right model keeps of the rows it has read, so that reading on costs what is new alone.
+
+Shapes: B rows, L positions, D width, H heads.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from adlm.errors import ConfigError
+
+
+class Memory:
+    """Of one block: keys and values [B, H, L, D/H], and the last inputs of its short convolution."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.length = room, 0
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.inputs: Tensor | None = None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take those of n new positions [B, H, n, D/H]; gives those of all so far [B, H, length, D/H]."""
+        if self.keys is None or self.values is None:
+            # Not before: only now it is known in which type and on which device they come.
+            self.keys, self.values = (x.new_empty(*x.shape[:2], self.room, x.shape[-1]) for x in (k, v))
+        start, end = self.length, self.length + k.shape[2]
+        self.keys[:, :, start:end], self.values[:, :, start:end] = k, v
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def following(self, x: Tensor, count: int) -> Tensor:
+        """The convolution's last `count` inputs, zeros where there were none, and the new ones x [B, n, D]."""
+        before = x.new_zeros(len(x), count, x.shape[-1]) if self.inputs is None else self.inputs
+        both = torch.cat([before, x], 1)
+        self.inputs = both[:, both.shape[1] - count :]
+        return both
+
+    def keep(self, rows: Tensor) -> None:
+        self.keys, self.values, self.inputs = (
+            None if x is None else x[rows] for x in (self.keys, self.values, self.inputs)
+        )
+
+
+class Cache:
+    """The memories of all blocks of a model.
+
+    `length` counts the positions read so far. The first reads the start of a row and each further one a token, so
+    as soon as anything was read that is one more than the tokens known.
+
+    Args:
+        rows: B.
+        room: L; memory for so many positions is set aside when the first are read.
+        t: [B], for time-conditioned models: what is kept belongs to one time.
+    """
+
+    def __init__(self, rows: int, room: int, t: Tensor | None = None) -> None:
+        self.rows, self.room, self.t, self.length = rows, room, t, 0
+        self._memories: dict[nn.Module, Memory] = {}
+
+    def of(self, block: nn.Module) -> Memory:
+        if block not in self._memories:
+            self._memories[block] = Memory(self.room)
+        return self._memories[block]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these [B] bool."""
+        self.rows = int(rows.sum())
+        self.t = None if self.t is None else self.t[rows]
+        for memory in self._memories.values():
+            memory.keep(rows)
+
+    def check(self, inputs: Tensor) -> None:
+        """Refuse what cannot be read next."""
+        rows, new = inputs.shape
+        asked = f"asked to read on by {new} positions in {rows} rows"
+        if rows != self.rows:
+            raise ConfigError(asked, f"the cache has {self.rows} rows", "give it the tokens of each")
+        if new == 0:
+            raise ConfigError(asked, "the token after what was read is predicted already", "give one token or more")
+        if self.length + new > self.room:
+            raise ConfigError(
+                asked,
+                f"{self.length} of the cache's {self.room} positions are taken",
+                "make a longer cache; the last token of a row need not be read",
+            )

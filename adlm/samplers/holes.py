@@ -1,0 +1,156 @@
+"""Texts with holes, as people write them: `[MASK]` is one token, `[MASK:4]` four, `[MASK:2-6]` two to six.
+
+A space before a hole stays. Most tokenizers make a word and the space before it one token, so there the
+space is part of the hole, whose first token must then begin with one.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from adlm.data.tokenizer import MASK, Tokenizer
+from adlm.errors import ConfigError
+from adlm.samplers.constraints import Constraint, Language, Spot, Wording, any_text, begins_with_space
+
+MOST_COMBINATIONS = 64
+_HOLE = re.compile(r"\[MASK(?:\]|:([^\]\n]*)\]?)")
+_LENGTHS = re.compile(r"([1-9]\d{0,3})(?:-([1-9]\d{0,3}))?")
+
+
+class Hole(NamedTuple):
+    """As written: how many tokens it has, and whether that was said."""
+
+    written: str
+    least: int = 1
+    most: int = 1
+    said: bool = False
+
+
+@dataclass(frozen=True)
+class Template:
+    """The ids before, between and after the holes; what may stand in each hole, and the token counts it may have."""
+
+    parts: tuple[tuple[int, ...], ...]
+    languages: tuple[Language, ...]
+    lengths: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def read(cls, text: str, tokenizer: Tokenizer, constraints: Sequence[Wording | None] | None = None) -> "Template":
+        """Args:
+        constraints: one for each hole, None where anything may stand.
+        """
+        texts, holes = read_holes(text)
+        wordings = _one_each(constraints, holes)
+        parts: list[tuple[int, ...]] = []
+        languages: list[Language] = []
+        lengths: list[tuple[int, ...]] = []
+        for left, hole, wording in zip(texts, holes, wordings, strict=False):
+            spot = _spot(tokenizer, left, first_hole=not parts)
+            language = any_text(spot._replace(left="")) if wording is None else wording.language(spot)
+            parts.append(tuple(tokenizer.encode(spot.left).tolist()))
+            languages.append(language)
+            lengths.append(_lengths(hole, language, wording))
+        parts.append(tuple(tokenizer.encode(texts[-1]).tolist()))
+        return cls(tuple(parts), tuple(languages), tuple(lengths))
+
+    def combinations(self) -> list[tuple[int, ...]]:
+        """Every way to give each hole a length."""
+        count = math.prod(map(len, self.lengths))
+        if count > MOST_COMBINATIONS:
+            raise ConfigError(
+                f"asked to choose the lengths of {len(self.lengths)} holes",
+                f"{count} combinations, of which each is scored",
+                f"narrow the ranges to {MOST_COMBINATIONS} at most, or fill the holes one after another",
+            )
+        return list(product(*self.lengths))
+
+    def ids(self, lengths: Sequence[int], mask_id: int) -> list[int]:
+        """The text with so many masks in each hole."""
+        out = list(self.parts[0])
+        for length, part in zip(lengths, self.parts[1:], strict=True):
+            out += [mask_id] * length + list(part)
+        return out
+
+    def constraints(self, lengths: Sequence[int], *, offset: int, samples: int) -> tuple[Constraint, ...]:
+        """Of the holes in `samples` equal rows, whose text begins at place `offset`."""
+        spans, start = [], offset
+        for part, length, language in zip(self.parts, lengths, self.languages, strict=False):
+            start += len(part)
+            spans.append((start, start + length, language))
+            start += length
+        return tuple(Constraint(row, *span) for row in range(samples) for span in spans)
+
+
+def read_holes(text: str) -> tuple[list[str], list[Hole]]:
+    """The texts around the holes, one more than there are holes."""
+    texts, holes, after = [], [], 0
+    for match in _HOLE.finditer(text):
+        texts.append(text[after : match.start()])
+        holes.append(_hole(match[0]))
+        after = match.end()
+    if not holes:
+        raise ConfigError("asked to fill holes", f"no {MASK} in the text", f"write {MASK} for each missing token")
+    return [*texts, text[after:]], holes
+
+
+def _spot(tokenizer: Tokenizer, left: str, *, first_hole: bool) -> Spot:
+    """Of a hole after `left`, the space before it taken into it where tokens begin with their space."""
+
+    def first(text: str) -> bool:
+        return first_hole and not len(tokenizer.encode(text))
+
+    bare = left.removesuffix(" ")
+    # Of several spaces the last may be in one token with the others.
+    if bare != left and not bare.endswith(" ") and begins_with_space(tokenizer, first(bare)):
+        return Spot(tokenizer, bare, space=True, first=first(bare))
+    return Spot(tokenizer, left, first=first(left))
+
+
+def _hole(written: str) -> Hole:
+    if written == MASK:
+        return Hole(written)
+    lengths = _LENGTHS.fullmatch(written.removeprefix("[MASK:").removesuffix("]"))
+    if lengths is None or not written.endswith("]"):
+        raise ConfigError(
+            f"asked to fill the hole {written!r}",
+            "what follows the colon is no token count",
+            "write [MASK:4] or [MASK:2-6], with numbers from 1 to 9999",
+        )
+    least, most = int(lengths[1]), int(lengths[2] or lengths[1])
+    if least > most:
+        raise ConfigError(
+            f"asked to fill the hole {written!r}", "the least is more than the most", f"write [MASK:{most}-{least}]"
+        )
+    return Hole(written, least, most, said=True)
+
+
+def _one_each(constraints: Sequence[Wording | None] | None, holes: Sequence[Hole]) -> Sequence[Wording | None]:
+    if constraints is None:
+        return [None] * len(holes)
+    asked = f"asked to fill {len(holes)} holes under constraints"
+    fix = "give a list with one for each hole, None where anything may stand"
+    if isinstance(constraints, Wording) or len(constraints) != len(holes):
+        found = "one that is not in a list" if isinstance(constraints, Wording) else f"{len(constraints)} of them"
+        raise ConfigError(asked, found, fix)
+    for each in constraints:
+        if each is not None and not isinstance(each, Wording):
+            raise ConfigError(asked, f"{each!r} is none", "give Choice, Digits, Pattern or None")
+    return constraints
+
+
+def _lengths(hole: Hole, language: Language, wording: Wording | None) -> tuple[int, ...]:
+    """The token counts with which a hole can be filled. Where none was written, a choice has those of its options."""
+    possible = language.among(range(hole.least, hole.most + 1))
+    if language.lengths and not hole.said:
+        possible = language.lengths
+    if not possible:
+        known = f"; its options have {', '.join(map(str, language.lengths))}" if language.lengths else ""
+        raise ConfigError(
+            f"asked to fill {hole.written} by {wording or 'text'}",
+            f"no {hole.least if hole.least == hole.most else f'{hole.least} to {hole.most}'} tokens are right{known}",
+            "change the token counts or the constraint; mind spaces, which are written before the hole",
+        )
+    return possible

@@ -1,0 +1,171 @@
+import io
+import json
+import re
+
+import pytest
+import torch
+from rich.console import Console
+
+from adlm.cli import main, sample
+from adlm.cli.sample import Meter
+from adlm.configs import from_json
+from adlm.data.packing import Padded
+from adlm.data.tokenizer import train_words
+from adlm.models.io import ModelConfig
+from adlm.models.language_model import Vocabulary
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.randomness import Noise
+from adlm.samplers import Ancestral, Canvas, Sampler
+from adlm.samplers.named import _SAMPLERS, sampler_for
+from adlm.text_model import TextModel
+
+TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
+VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
+
+
+def network(stages: int = 1, *, causal: bool = False):
+    torch.manual_seed(0)
+    stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
+    config = OneStageConfig(stack) if stages == 1 else TwoStageConfig(stack, denoiser_layers=1)
+    built = config.build(VOCABULARY).eval()
+    torch.nn.init.normal_(built.head.weight)
+    return config, built
+
+
+@pytest.fixture(scope="module")
+def model() -> TextModel:
+    config, built = network()
+    return TextModel(built, ModelConfig(config, VOCABULARY, Padded(12, predict_padding=True)), TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    model.save(path)
+    return str(path)
+
+
+def test_piped_texts_are_plain_with_lines_between_and_figures_aside(folder, model, capsys):
+    words = ["--prompt", "the cat", "--n", "3", "--seed", "2", "--steps", "4", "--live"]
+    assert main(["sample", folder, *words]) == 0
+    shown = capsys.readouterr()
+    texts = model.generate("the cat", n=3, seed=2, steps=4)
+    assert shown.out == ("\n" + "-" * 40 + "\n").join(texts) + "\n"
+    assert re.fullmatch(
+        r"3 texts, 27 tokens in [\d.]+ s: [\d,]+ tokens/s, \d+ passes of a row through the network\n", shown.err
+    )
+
+
+def test_options_come_by_flag_and_by_name(folder, model, tmp_path, capsys):
+    flags = ["--temperature", "0.5", "--top-p", "0.9", "--top-k", "4", "--steps", "3", "--max-new-tokens", "5"]
+    settings = ["temperature=0.5", "top_p=0.9", "top_k=4", "num_steps=3", "gen_length=5", "num_samples=2"]
+    assert main(["sample", folder, *flags, "--n", "2"]) == 0
+    one = capsys.readouterr().out
+    assert main(["sample", folder, *(word for each in settings for word in ("--set", each))]) == 0
+    assert capsys.readouterr().out == one
+    texts = model.generate(n=2, temperature=0.5, top_p=0.9, top_k=4, steps=3, max_new_tokens=5)
+    assert one == f"\n{'-' * 40}\n".join(texts) + "\n"
+
+
+def test_a_file_holds_what_is_needed_to_write_a_text_again(folder, model, tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "the cat"}\n\n{"prompt": "the dog", "other": 1}\n')
+    words = ["--prompts", str(tmp_path / "in.jsonl"), "--n", "2", "--seed", "5", "--out", str(tmp_path / "out.jsonl")]
+    assert main(["sample", folder, *words, "--sampler", "remdm-cap", "--set", "eta=0.1", "--steps", "4"]) == 0
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(r["prompt"], r["index"], r["seed"]) for r in records] == [
+        (prompt, i, 5) for prompt in ("the cat", "the dog") for i in range(2)
+    ]
+    sampler = from_json(Sampler, records[0]["sampler"])
+    assert sampler == sampler_for(model.network, "remdm-cap", {"eta": 0.1, "steps": 4})
+    assert [r["text"] for r in records] == model.generate(["the cat", "the dog"], n=2, seed=5, sampler=sampler)
+
+
+def test_prompts_come_a_line_each(folder, model, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("the cat\nthe dog\n")
+    assert main(["sample", folder, "--prompts", str(tmp_path / "in.txt"), "--steps", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[::2] == model.generate(["the cat", "the dog"], steps=2)
+
+
+def test_a_terminal_gets_frames(folder, model, monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None)
+    monkeypatch.setattr(sample, "console", lambda: screen)
+    assert main(["sample", folder, "--prompt", "the cat", "--n", "2", "--steps", "2"]) == 0
+    shown = screen.file.getvalue()
+    assert "╭─ 1 ─" in shown
+    assert "╭─ 2 ─" in shown
+    assert all(text in shown for text in model.generate("the cat", n=2, steps=2))
+
+
+def test_holes_are_filled(folder, model, tmp_path, capsys):
+    text = "the cat[MASK] on the[MASK]."
+    out = tmp_path / "out.jsonl"
+    assert main(["infill", folder, text, "--n", "2", "--steps", "3", "--live", "--out", str(out)]) == 0
+    filled = model.infill(text, n=2, sampler=Ancestral(steps=3))
+    shown = capsys.readouterr()
+    assert shown.out == f"\n{'-' * 40}\n".join(filled) + "\n"
+    assert "2 texts, 4 tokens" in shown.err
+    assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == filled
+
+
+def test_holes_hold_what_they_may(folder, capsys):
+    text = "the [MASK] on the [MASK]."
+    holes = ["--hole", "choice:cat|mat", "--hole", "pattern:[m-p].."]
+    assert main(["infill", folder, text, "--n", "8", "--seed", "3", *holes]) == 0
+    texts = capsys.readouterr().out.split("\n" + "-" * 40 + "\n")
+    assert len(texts) == 8
+    for each in texts:
+        assert re.fullmatch(r"the (cat|mat) on the [m-p]..\.", each.strip()), each
+    assert main(["infill", folder, text, "--hole", "vowels"]) == 2
+    assert "choice:A|B or pattern:REGEX" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sampler", "ancestal"], "did you mean 'ancestral'"),
+        (["--set", "temprature=1"], "did you mean 'temperature'"),
+        (["--set", "temperature"], "write as in --set eta=0.02"),
+        (["--set", "steps=many"], "give a whole number"),
+        (["--set", "steps=3", "--steps", "3"], "asked for steps twice"),
+        (["--set", "num_steps=3", "--steps", "3"], "steps and num_steps"),
+        (["--set", "n=3", "--n", "2"], "asked for n twice"),
+        (["--n", "0"], "give 1 or more"),
+        (["--max-new-tokens", "99"], "give block_size"),
+        (["--prompt", "a", "--prompts", "b"], "give one of them"),
+        (["--prompts", "no/such/file"], "name a text file"),
+        (["--out", "no/such/folder/out.jsonl"], "in a folder that can be written to"),
+        (["--device", "abacus"], "use auto, cpu, cuda or mps"),
+    ],
+)
+def test_mistakes_are_answered(folder, words, message, capsys):
+    assert main(["sample", folder, *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "write one a line"),
+        ('{"text": "a"}', "line 1"),
+        ('{"prompt": "a"}\n{"prompt": 1}', "line 2"),
+        ("[", "line 1"),
+    ],
+)
+def test_prompts_that_cannot_be_read_are_named(folder, text, message, tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text(text)
+    assert main(["sample", folder, "--prompts", str(tmp_path / "in.jsonl")]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", _SAMPLERS)
+def test_the_passes_reported_are_those_the_sampler_counts(name):
+    causal = name == "left-to-right"
+    _, model = network(1 if causal else 2, causal=causal)
+    meter = Meter(causal)
+    canvas = Canvas.continuing([[1, 2]] * 3, 10, TOKENIZER.mask_id)
+    few = {"steps": 12} if "steps" in _SAMPLERS[name].options else {}
+    result = sampler_for(model, name, few).sample(model, canvas, noise=Noise(0), watch=meter)
+    assert meter.passes == result.row_calls
+    assert meter.tokens == 24
