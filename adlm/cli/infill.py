@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from adlm.cli.sample import opened, options_of, output, watching
+from adlm.cli.sample import Precision, opened, options_of, output, watching
 from adlm.errors import ConfigError
 from adlm.samplers.constraints import Choice, Digits, Pattern, Wording
 
@@ -27,6 +27,7 @@ def command(
     live: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     out: Path | None = None,
     device: str = "auto",
+    precision: Precision = "float32",
     revision: str | None = None,
 ) -> None:
     """Fill the holes of a text, all else as it is.
@@ -49,13 +50,14 @@ def command(
         live: watch the text appear, if this is a terminal.
         out: also write them to this file, a JSON object a line, with the sampler that wrote them.
         device: auto, cpu, cuda or mps.
+        precision: of the network, as in `adlm sample`.
         revision: a branch, tag or commit, on the Hub.
     """
     direct = {"steps": steps, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     given = options_of(set, {**direct, "n": None if n == 1 else n})
     n = given.pop("n", 1)
     wordings = [_wording(each) for each in hole] or None
-    writer, chosen = opened(model, sampler, given, device=device, revision=revision)
+    writer, chosen = opened(model, sampler, given, device, precision, False, revision)
     with output(out) as written:
         with watching(writer, live=live) as meter:
             texts = writer.infill(text, n=n, seed=seed, constraints=wordings, sampler=chosen, watch=meter)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import tyro
 from rich.panel import Panel
@@ -22,6 +22,7 @@ from adlm.samplers.sampler import Sampler
 from adlm.text_model import TextModel, load
 from adlm.world import device_for
 
+Precision = Literal["float32", "bfloat16", "int8"]
 _BETWEEN = "-" * 40
 
 
@@ -46,6 +47,8 @@ def command(
     live: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     out: Path | None = None,
     device: str = "auto",
+    precision: Precision = "float32",
+    compile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     revision: str | None = None,
 ) -> None:
     """Write texts, on from a prompt or out of nothing.
@@ -72,6 +75,8 @@ def command(
         live: watch the text appear, if this is a terminal.
         out: also write them to this file, a JSON object a line, with the sampler that wrote them.
         device: auto, cpu, cuda or mps.
+        precision: of the network: bfloat16 is quicker where the processor has it, int8 on any CPU; neither is exact.
+        compile: torch.compile the blocks: the first texts wait for it.
         revision: a branch, tag or commit, on the Hub.
     """
     if prompt is not None and prompts is not None:
@@ -80,7 +85,7 @@ def command(
     given = options_of(set, {**direct, "max_new_tokens": max_new_tokens, "n": None if n == 1 else n})
     n, limit = given.pop("n", 1), given.pop("max_new_tokens", None)
     beginnings = [prompt or ""] if prompts is None else _read_prompts(prompts)
-    writer, chosen = opened(model, sampler, given, device=device, revision=revision)
+    writer, chosen = opened(model, sampler, given, device, precision, compile, revision)
     with output(out) as written:
         with watching(writer, live=live, limit=limit) as meter:
             texts = writer.generate(
@@ -119,11 +124,23 @@ def _literal(text: str) -> object:
 
 
 def opened(
-    name: str, sampler: str | None, given: dict[str, Any], *, device: str, revision: str | None
+    name: str,
+    sampler: str | None,
+    given: dict[str, Any],
+    device: str,
+    precision: Precision,
+    compiled: bool,
+    revision: str | None,
 ) -> tuple[TextModel, Sampler]:
     """A model on its device, and the sampler to use with it."""
     model = load(name, revision=revision)
-    model.network.to(device_for(device))
+    model.network.eval().to(device_for(device))
+    if precision == "int8":
+        model.network.use_int8()
+    elif precision == "bfloat16":
+        model.network.bfloat16()
+    if compiled:
+        model.network.compile()
     return model, model.sampler(sampler, **given)
 
 

@@ -105,7 +105,7 @@ class _ProbabilitiesModule(HandOverModule):
 
 @dataclass(frozen=True)
 class Hidden(HandOver):
-    """A gated residual: embedding + sigmoid(G [embedding, h] + b) * W h. Tokens as they are, plus what is thought.
+    """A gated residual: e + sigmoid(G [e, h] + b) * W h, e the embedding at unit size. Tokens, plus what is thought.
 
     The gate sees whether a position is masked. It starts half open.
     """
@@ -126,8 +126,10 @@ class _HiddenModule(HandOverModule):
         self.project = nn.Linear(width, width, bias=False)
 
     def forward(self, stage: Stage, head: Head) -> Tensor:
-        open_share = torch.sigmoid(self.gate(torch.cat([stage.embedded, stage.anchor], dim=-1)))
-        return stage.embedded + open_share * self.project(stage.anchor)
+        # Embeddings stay small where they are the head as well, and would drown in what is added to them.
+        tokens = F.rms_norm(stage.embedded, stage.embedded.shape[-1:])
+        open_share = torch.sigmoid(self.gate(torch.cat([tokens, stage.anchor], dim=-1)))
+        return tokens + open_share * self.project(stage.anchor)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adlm.models import int8
 from adlm.models.cache import Memory
 from adlm.models.derived import Deriving
 
@@ -184,7 +185,7 @@ class Block(Deriving):
     ) -> None:
         super().__init__()
         self.heads, self.head_width, self.query_key_norm = heads, width // heads, query_key_norm
-        self.dropout, self.timed = dropout, timed
+        self.dropout, self.timed, self.int8 = dropout, timed, False
         self.norm_1, self.norm_2 = Norm(width), Norm(width)
         self.convolution = ShortConvolution(width, convolution, causal=causal) if convolution else None
         self.qkv = nn.Linear(width, 3 * width, bias=False)
@@ -222,9 +223,9 @@ class Block(Deriving):
         mixed = self._attention(F.layer_norm(x, x.shape[-1:], w.gain_1, w.shift_1), layout, wanted, memory)
         if wanted is not None:
             x = x[wanted]
-        x = x + self._drop(F.linear(mixed, w.out))
+        x = x + self._drop(self._product("out", mixed, w.out))
         h = F.layer_norm(x, x.shape[-1:], w.gain_2, w.shift_2)
-        return x + self._drop(F.linear(self._expanded(h), w.down, w.down_bias))
+        return x + self._drop(self._product("down", self._expanded(h), w.down, w.down_bias))
 
     def _modulated(
         self, x: Tensor, layout: Layout, condition: Tensor | None, wanted: Tensor | None, memory: Memory | None
@@ -261,7 +262,7 @@ class Block(Deriving):
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
     def _expanded(self, h: Tensor) -> Tensor:
-        return gelu(self.up(h))
+        return gelu(self._mapped("up", self.up, h))
 
     def _attention(
         self, h: Tensor, layout: Layout, wanted: Tensor | None = None, memory: Memory | None = None
@@ -271,7 +272,7 @@ class Block(Deriving):
             h = self.convolution(h, layout.segments, memory)
         few = few_of(wanted) if wanted is not None and self._may_leave_out_queries() else None
         if few is None:
-            qkv = self._heads(self.qkv(h))
+            qkv = self._heads(self._mapped("qkv", self.qkv, h))
             q, k = self._turned(qkv[:, :, :2], layout).unbind(2)
             v = qkv[:, :, 2]
             if torch.is_grad_enabled():
@@ -290,6 +291,17 @@ class Block(Deriving):
         if wanted is None:
             return mixed
         return mixed[wanted if few is None else few.meant]
+
+    def _mapped(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
+        # Adapters (LoRA) act only where their map is called.
+        if self.int8 and isinstance(linear, nn.Linear):
+            return self._product(name, x, linear.weight, linear.bias)
+        return linear(x)
+
+    def _product(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not self.int8 or torch.is_grad_enabled():
+            return F.linear(x, weight, bias)
+        return int8.linear(x, self.derived(f"int8 {name}", lambda: int8.packed(weight, bias)))
 
     def _may_leave_out_queries(self) -> bool:
         # Training keeps to one path, and so do compiled blocks. Adapters (LoRA) act only where their map is called.

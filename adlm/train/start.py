@@ -107,7 +107,8 @@ def _continue(model: TwoStage, other: OneStage) -> None:
         weights["project.weight"].copy_(back)
         weights["project.bias"].copy_(-back @ (matrix @ shift + bias).double())
     elif isinstance(kind, Hidden):
-        weights["project.weight"].copy_(2 * _inverse(gain.diag()))  # the gate is half open
+        # The gate is half open, and the token beside it has unit size: four times as much of the state tells.
+        weights["project.weight"].copy_(8 * _inverse(gain.diag()))
     elif not isinstance(kind, Continued):
         return
     for name, module in other.stack.named_children():

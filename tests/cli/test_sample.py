@@ -109,6 +109,12 @@ def test_holes_are_filled(folder, model, tmp_path, capsys):
     assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == filled
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_other_precisions_write_too(folder, precision, capsys):
+    assert main(["sample", folder, "--precision", precision, "--prompt", "the cat", "--steps", "4"]) == 0
+    assert capsys.readouterr().out.startswith("the cat")
+
+
 def test_holes_hold_what_they_may(folder, capsys):
     text = "the [MASK] on the [MASK]."
     holes = ["--hole", "choice:cat|mat", "--hole", "pattern:[m-p].."]
