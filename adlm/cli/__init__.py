@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": "train AR, MDLM and ADLM on text that comes with the package; score them, write samples",
     "evaluate": "measure: perplexity, zero-shot, generation, MAUVE, anchors and more, each with its error",
     "infill": "fill the holes of a text",
+    "lm-eval": "the benchmarks of lm-evaluation-harness, by its own command line",
     "prepare": "tokenise and pack a corpus into memory-mapped shards",
     "recipes": "list the runs and networks that have a name; show what one is and takes",
     "sample": "write texts, on from a prompt or out of nothing; --live shows them appear",
@@ -48,6 +49,9 @@ def _run(words: Sequence[str], commands: Mapping[str, str], package: str, about:
     module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
     if hasattr(module, "COMMANDS"):
         _run(rest, module.COMMANDS, module.__name__, module.ABOUT)
+        return
+    if hasattr(module, "passes_on"):  # to another command line
+        module.passes_on(rest)
         return
     import tyro
 

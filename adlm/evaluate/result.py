@@ -75,10 +75,16 @@ def read_result(path: Path) -> Result:
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise DataError(asked, f"no result of this package ({SCHEMA})", "name a file that `adlm evaluate` wrote")
     content.pop("schema")
-    figures = {
-        name: Figure(**{**value, "value": _number(value["value"])}) for name, value in content["figures"].items()
-    }
-    return Result(**{**content, "figures": figures})
+    try:
+        figures = {
+            name: Figure(**{**value, "value": _number(value["value"]), "error": _number(value["error"])})
+            for name, value in content["figures"].items()
+        }
+        items = {name: [_number(value) for value in values] for name, values in content["items"].items()}
+        return Result(**{**content, "figures": figures, "items": items})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        fix = "the file is damaged or of another version: measure again"
+        raise DataError(asked, f"not all that a result has: {error}", fix) from error
 
 
 def versions() -> dict[str, str]:
@@ -112,5 +118,6 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _number(value: float | str) -> float:
-    return float(value)
+def _number(value: Any) -> Any:
+    """As it was before `_finite`."""
+    return float(value) if isinstance(value, str) else value

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adlm.errors import AdlmError
 from adlm.world import World
 
 Watch = Callable[[int, int], None]  # items done, of how many
@@ -19,6 +20,15 @@ Watch = Callable[[int, int], None]  # items done, of how many
 def checksum(value: Any) -> str:
     """Of anything that JSON can hold."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def weights_checksum(model: torch.nn.Module) -> str:
+    """Of the names, types, shapes and values of all weights, whatever device they are on."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def each_of(
@@ -35,7 +45,8 @@ def each_of(
     """[count, width]: what `compute` says of each item, from their numbers [n] to [n, width].
 
     An item's numbers must not depend on the items it is computed with. Then the result is the same on any number of
-    processes, and whether or not it was interrupted.
+    processes, and whether or not it was interrupted. What `compute` raises for a user to put right on one process,
+    all of them raise.
 
     Args:
         partial: a file that keeps what is done while the work lasts. It is read where it was made of the same things
@@ -53,7 +64,14 @@ def each_of(
         mine = turn[world.rank] if world.rank < len(turn) else turn[0]
         numbers = np.arange(mine * batch, min((mine + 1) * batch, count))
         values = np.zeros((batch, width))
-        values[: len(numbers)] = compute(numbers)
+        problem: AdlmError | None = None
+        try:
+            values[: len(numbers)] = compute(numbers)
+        except AdlmError as error:
+            problem = error
+        # A process that stopped alone would leave the others waiting for its numbers.
+        if problems := [found for found in world.all(problem) if found is not None]:
+            raise problems[0]
         together = world.gathered(torch.from_numpy(values)).numpy()
         for block, part in zip(turn, together, strict=False):
             done[block] = part[: min(batch, count - block * batch)]
@@ -65,17 +83,20 @@ def each_of(
 
 
 def _read(path: Path | None, key: str) -> dict[int, NDArray[np.float64]]:
-    """The blocks of a partial file. One that was made of other things is removed; a line that a kill cut short, too."""
+    """The blocks of a partial file. What was made of other things is removed, and what a kill left of a line."""
     done: dict[int, NDArray[np.float64]] = {}
     if path is None or not path.is_file():
         return done
     whole = 0
     with path.open("rb") as file:
         for line in file:
-            record = json.loads(line) if line.endswith(b"\n") else None
-            if record is None or record["key"] != key:
+            try:
+                record = json.loads(line) if line.endswith(b"\n") else {}
+                if record["key"] != key:
+                    break
+                done[record["block"]] = np.array([[float(x) for x in row] for row in record["values"]])
+            except (ValueError, KeyError, TypeError):
                 break
-            done[record["block"]] = np.array([[float(x) for x in row] for row in record["values"]])
             whole += len(line)
     os.truncate(path, whole)
     return done

@@ -1,6 +1,7 @@
 """Where to write first. Orders are values: a score for every blank, high scores first.
 
-Scores are of the distributions that are drawn from, after the filters.
+Scores are of the network's own distribution, before the filters: at temperature 0, as LLaDA is used, every drawn token
+would have probability 1 after them.
 """
 
 from abc import ABC, abstractmethod
@@ -39,7 +40,7 @@ class Drawn(Order, ABC):
 
     def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
         def measure(guess: Guess) -> Tensor:
-            p = guess.p
+            p = guess.raw.softmax(-1)
             confidence = p.gather(-1, guess.drawn[:, None])[:, 0]
             return torch.stack([self.score(p, confidence), entropy(p), confidence], -1)
 

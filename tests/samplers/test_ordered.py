@@ -51,8 +51,9 @@ def test_places_come_by_entropy_and_by_margin(seed):
     assert order_of(Ordered(order=LeastEntropy(), pace=PerStep(1)), seed) == [[0], [2], [1]]
     assert order_of(Ordered(order=Margin(), pace=PerStep(1)), seed) == [[1], [2], [0]]
     assert order_of(Ordered(order=LeastEntropy(), pace=PerStep(2)), seed) == [[0, 2], [1]]
-    # Filters come first: halved logits make other distributions, and of one token all are as sure.
-    assert order_of(Ordered((Temperature(0.0),), order=Margin(), pace=PerStep(1)), seed) == [[0], [1], [2]]
+    # Filters decide what is drawn and not where: greedily too, the surest place comes first.
+    assert order_of(Ordered((Temperature(0.0),), order=Margin(), pace=PerStep(1)), seed) == [[1], [2], [0]]
+    assert order_of(Ordered((Temperature(0.0),), order=Confidence(), pace=PerStep(1)), seed) == [[1], [2], [0]]
 
 
 def test_places_come_by_the_probability_of_what_was_drawn_there():

@@ -1,0 +1,285 @@
+"""Held-out text as rows to score, in memory, each with the characters and bytes of the text that it holds.
+
+Two ways: rows packed as a model was trained (`packed_rows`), or every document on rows of its own, cut into windows
+where it is longer than a row (`document_rows`). Every character belongs to one token: the first whose end lies behind
+it, so that white space which a tokenizer drops counts with the token after it. Begin, end and padding tokens hold
+none. The counts go through the same packing as the tokens, and so stay exact wherever rows are cut.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.data.packing import NOTHING, Encoded, Ids, Packing
+from adlm.data.source import Piece, Source
+from adlm.data.table import Table
+from adlm.data.tokenizer import Roles, Tokenizer
+from adlm.errors import ConfigError, DataError
+from adlm.evaluate.work import checksum
+
+_GROUP_CHARACTERS = 1 << 20
+_EMPTY = Roles(0, 0, 0, 0, 0)  # what begins, ends and pads a row holds no text
+
+
+class Spelled(NamedTuple):
+    """The tokens of a text [n], and how many of its characters and UTF-8 bytes belong to each."""
+
+    ids: Ids
+    characters: Ids
+    bytes: Ids
+
+
+def spelled(texts: Sequence[str], tokenizer: Tokenizer) -> list[Spelled]:
+    """Texts as tokens with their shares of the text, which add up to all of it."""
+    ids = tokenizer.encode_batch(texts)
+    # As many tokens as characters of a byte each: one for each, and nothing to look up.
+    single = [text.isascii() and len(row) == len(text) for text, row in zip(texts, ids, strict=True)]
+    others = [text for text, plain in zip(texts, single, strict=True) if not plain]
+    encodings = iter(tokenizer.backend.encode_batch(others, add_special_tokens=False) if others else ())
+    found = []
+    for text, row, plain in zip(texts, ids, single, strict=True):
+        if plain:
+            found.append(Spelled(row, np.ones_like(row), np.ones_like(row)))
+            continue
+        ends = np.array([end for _, end in next(encodings).offsets], np.int64)
+        ends = np.maximum.accumulate(ends)
+        ends[-1:] = len(text)
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        sizes = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
+        places = np.concatenate([[0], sizes.cumsum()])
+        found.append(Spelled(row, np.diff(ends, prepend=0), np.diff(places[ends], prepend=0)))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class TextRows(Table):
+    """Rows of held-out text: `lengths[i]` tokens of `text` from `starts[i]`, of which the first `given[i]` are context.
+
+    Args:
+        made_of: what the text comes from.
+        text: [n] all tokens, one document or row after the other.
+        starts, row_lengths, given: [rows].
+        owners: [rows] the number of the item (document or row) to which each belongs.
+        characters, bytes: [rows] of the text at scored positions.
+        width: tokens a row, padding included.
+        padding_counts: whether padding is to be predicted.
+        end_id: the end token, where documents of a row are not to see each other.
+        left_out: tokens at the end of the text that did not fill a row.
+        read: documents that were read.
+    """
+
+    made_of: dict[str, Any]
+    text: NDArray[np.uint32]
+    starts: Ids
+    row_lengths: Ids
+    given: Ids
+    owners: Ids
+    characters: Ids
+    bytes: Ids
+    width: int
+    pad_id: int
+    padding_counts: bool
+    end_id: int | None
+    left_out: int
+    read: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.made_of['name']} ({self.made_of['split']})"
+
+    @property
+    def key(self) -> str:
+        return checksum(self.made_of)
+
+    @property
+    def length(self) -> int:
+        return self.width
+
+    @property
+    def items(self) -> int:
+        """Documents, or rows."""
+        return int(self.owners[-1]) + 1
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        out = np.full((len(rows), self.width), self.pad_id, np.int64)
+        text = self._before(self.row_lengths[rows])
+        out[text] = self.text[(self.starts[rows][:, None] + np.arange(self.width))[text]]
+        return out
+
+    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.row_lengths[rows]
+
+    def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return self._before(np.full(len(rows), self.width) if self.padding_counts else self.row_lengths[rows])
+
+    def fixed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        return self._before(self.given[rows]) if self.given.any() else None
+
+    def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        if self.end_id is None:
+            return None
+        # As in prepared shards: an end token at the very beginning of a row separates nothing.
+        ends = tokens == self.end_id
+        ends[:, 0] = False
+        return ends.cumsum(-1) - ends
+
+    def by_item(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """[items]: the values [rows] of each item's rows, summed."""
+        return np.bincount(self.owners, weights=values, minlength=self.items).astype(np.float64)
+
+    def _before(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.arange(self.width) < places[:, None]
+
+
+def packed_rows(
+    source: Source, split: str, tokenizer: Tokenizer, packing: Packing, *, limit: int | None = None
+) -> TextRows:
+    """The rows of a split as `adlm prepare` makes them, or the first `limit` of them. An item is a row."""
+    rests: list[Ids] = [NOTHING] * 3
+    tables: list[list[Ids]] = []
+    lengths: list[Ids] = []
+    count = read = 0
+    for group in _groups(source.pieces(split)):
+        if limit is not None and count >= limit:
+            break
+        parts = spelled([piece.text for piece in group], tokenizer)
+        packed = [
+            packing.pack(rest, [Encoded(part[i], piece.ends) for part, piece in zip(parts, group, strict=True)], roles)
+            for i, (rest, roles) in enumerate(zip(rests, (tokenizer.roles, _EMPTY, _EMPTY), strict=True))
+        ]
+        rests = [each.rest for each in packed]
+        tables.append([packed[0].rows.astype(np.uint32), packed[1].rows.sum(-1), packed[2].rows.sum(-1)])
+        lengths.append(packed[0].lengths)
+        count, read = count + len(packed[0].rows), read + sum(piece.ends for piece in group)
+    if not count:
+        raise DataError(
+            f"asked to score {source.name} ({split}) in rows of {packing.length} tokens",
+            f"{read} documents with {len(rests[0])} tokens: not one full row",
+            "check the source and the split, or score each document by itself (--documents)",
+        )
+    count = min(count, limit or count)
+    rows, characters, byte_counts = (np.concatenate(column)[:count] for column in zip(*tables, strict=True))
+    return TextRows(
+        _made_of(source, split),
+        rows.flatten(),
+        np.arange(count) * packing.length,
+        np.concatenate(lengths)[:count],
+        np.zeros(count, np.int64),
+        np.arange(count),
+        characters,
+        byte_counts,
+        packing.length,
+        tokenizer.roles.pad_id,
+        packing.padding_counts,
+        tokenizer.roles.eos_id if packing.keeps_apart else None,
+        0 if limit else len(rests[0]),
+        read,
+    )
+
+
+def document_rows(
+    source: Source,
+    split: str,
+    tokenizer: Tokenizer,
+    packing: Packing,
+    *,
+    limit: int | None = None,
+    stride: int | None = None,
+) -> TextRows:
+    """Every document of a split on rows of its own, or the first `limit` documents. An item is a document.
+
+    A document gets the begin and end tokens that a text with a row to itself has in `packing`, and is never cropped:
+    row k begins at its token k * stride, and scores what no row before it has scored. The tokens before those are its
+    context, at least length - stride of them, so each token is scored once.
+
+    Args:
+        stride: tokens from one row of a document to the next; by default the length: no context.
+    """
+    length, step = packing.length, packing.length if stride is None else stride
+    if not 1 <= step <= length:
+        raise ConfigError(
+            f"asked for windows that begin every {step} tokens", f"rows have {length}", f"give 1 to {length}"
+        )
+    begin, end = (np.array(ids, np.int64) for ids in packing.frame(tokenizer.roles))
+    text: list[NDArray[np.uint32]] = []
+    windows: list[NDArray[np.int64]] = []  # [n, 6]: start, length, given, owner, characters, bytes
+    size = items = read = 0
+    for group in _groups(map(Piece, source.documents(split))):
+        for ids, characters, byte_counts in spelled([piece.text for piece in group], tokenizer):
+            if limit is not None and items >= limit:
+                break
+            read += 1
+            ids = np.concatenate([begin, ids, end])
+            if not len(ids):  # nothing that the tokenizer knows, and no end token to write
+                continue
+            count = 1 + max(0, -(-(len(ids) - length) // step))
+            starts = np.arange(count) * step
+            ends = np.minimum(starts + length, len(ids))
+            first = np.concatenate([[0], ends[:-1]])  # to be scored
+            shares = [
+                np.concatenate([[0], np.cumsum(np.pad(each, (len(begin), len(end))))])
+                for each in (characters, byte_counts)
+            ]
+            owner = np.full(count, items)
+            columns = [size + starts, ends - starts, first - starts, owner, *(s[ends] - s[first] for s in shares)]
+            windows.append(np.stack(columns, -1))
+            text.append(ids.astype(np.uint32))
+            size, items = size + len(ids), items + 1
+        if limit is not None and items >= limit:
+            break
+    if not items:
+        raise DataError(
+            f"asked to score the documents of {source.name} ({split})",
+            f"{read} documents, and not one token in them",
+            "check the source, the split and the field",
+        )
+    starts, lengths, given, owners, characters, byte_counts = np.concatenate(windows).T.copy()
+    return TextRows(
+        _made_of(source, split),
+        np.concatenate(text),
+        starts,
+        lengths,
+        given,
+        owners,
+        characters,
+        byte_counts,
+        length,
+        tokenizer.roles.pad_id,
+        packing.padding_counts,
+        None,
+        0,
+        read,
+    )
+
+
+def unknown_tokens(table: TextRows, tokenizer: Tokenizer) -> int:
+    """How many tokens stand for text that the tokenizer does not know. What they hide costs a model nothing."""
+    token = json.loads(tokenizer.backend.to_str())["model"].get("unk_token")
+    index = None if token is None else tokenizer.backend.token_to_id(token)
+    return 0 if index is None else int((table.text == index).sum())
+
+
+def _made_of(source: Source, split: str) -> dict[str, Any]:
+    """What decides the text, whatever it becomes in tokens."""
+    return {"name": source.name, "split": split, "source": source.fingerprint(split)}
+
+
+def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Of about so many characters that tokenizers have enough to share out."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece.text)
+        if size >= _GROUP_CHARACTERS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
