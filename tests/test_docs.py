@@ -55,7 +55,7 @@ def test_the_picture_can_be_made_again(demo):
 
 
 def test_the_readme_names_only_commands_that_exist():
-    named = set(re.findall(r"`?adlm ([a-z][a-z-]*)", README))
+    named = set(re.findall(r"(?:^|`|-m )adlm ([a-z][a-z-]*)", README, re.M))
     assert named - set(COMMANDS) == set()
 
 
