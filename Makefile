@@ -38,6 +38,9 @@ bench: $(READY)
 	for program in benchmarks/[a-z]*.py; do $(BIN)/python $$program || exit 1; done
 	$(BIN)/python -m benchmarks.core.step
 	$(BIN)/python -m benchmarks.core.padding
+	$(BIN)/python -m benchmarks.sampling.speed
+	$(BIN)/python -m benchmarks.sampling.growth
+	$(BIN)/python -m benchmarks.sampling.cost
 	$(BIN)/python -m benchmarks.train.speed
 	$(BIN)/python -m benchmarks.train.kill
 

@@ -61,10 +61,10 @@ def main() -> None:
 
     def watch(view: StepView) -> None:
         for place in view.fresh[0].nonzero()[:, 0].tolist():
-            revealed[place] = view.step / view.steps
+            revealed[place] = view.step / view.tokens.shape[1]
         last[:] = view.tokens[0].tolist()
 
-    (text,) = model.generate(seed=options.seed, watch=watch)
+    (text,) = model.generate(seed=options.seed, sampler="confidence", tokens_per_step=1, watch=watch)
     end = model.tokenizer.roles.eos_id
     places = range(last.index(end) if end in last else len(last))
     out = Path(__file__).with_name("unmasking.svg")
