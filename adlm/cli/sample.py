@@ -15,7 +15,8 @@ from rich.text import Text
 from adlm.cli.live import LiveView, count_written, harmless
 from adlm.cli.progress import console
 from adlm.configs import to_json
-from adlm.errors import ConfigError, DataError
+from adlm.errors import ConfigError
+from adlm.evaluate.generation import read_texts
 from adlm.samplers.board import StepView
 from adlm.samplers.named import canonical
 from adlm.samplers.sampler import Sampler
@@ -84,7 +85,7 @@ def command(
     direct = {"steps": steps, "temperature": temperature, "top_p": top_p, "top_k": top_k, "block_size": block_size}
     given = options_of(set, {**direct, "max_new_tokens": max_new_tokens, "n": None if n == 1 else n})
     n, limit = given.pop("n", 1), given.pop("max_new_tokens", None)
-    beginnings = [prompt or ""] if prompts is None else _read_prompts(prompts)
+    beginnings = [prompt or ""] if prompts is None else read_texts(prompts, field="prompt")
     writer, chosen = opened(model, sampler, given, device, precision, compile, revision)
     with output(out) as written:
         with watching(writer, live=live, limit=limit) as meter:
@@ -142,29 +143,6 @@ def opened(
     if compiled:
         model.network.compile()
     return model, model.sampler(sampler, **given)
-
-
-def _read_prompts(path: Path) -> list[str]:
-    asked = f"asked for prompts in {path}"
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(asked, str(error), "name a text file in UTF-8") from error
-    if not lines:
-        raise DataError(asked, "nothing in it", "write one a line")
-    if path.suffix != ".jsonl":
-        return [line.removesuffix("\r") for line in lines]
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, TypeError, KeyError):
-            prompt = None
-        if not isinstance(prompt, str):
-            fix = 'write an object a line, as in {"prompt": "Once"}'
-            raise DataError(asked, f"no text named prompt in the object of line {number}", fix)
-        found.append(prompt)
-    return found
 
 
 class Meter:

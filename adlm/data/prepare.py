@@ -190,7 +190,8 @@ def _write(
     state = _resume(folder)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     tables: list[tuple[Ids, Ids]] = []
-    chunks = islice(_chunks(source.pieces(split)), state.chunks, None)
+    # The grouping is part of the format: resuming counts chunks.
+    chunks = islice(grouped(source.pieces(split), CHUNK_CHARACTERS), state.chunks, None)
     rest, waiting = state.rest, 0
     for chunk, encoded in _encode(chunks, tokenizer, workers):
         rows, lengths, rest = packing.pack(rest, encoded, tokenizer.roles)
@@ -237,14 +238,14 @@ def _write(
     (folder / _PROGRESS).unlink(missing_ok=True)
 
 
-def _chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in groups of about CHUNK_CHARACTERS. The grouping is part of the format: resuming counts chunks."""
+def grouped(pieces: Iterable[Piece], characters: int) -> Iterator[list[Piece]]:
+    """In groups of at least so many characters, but for the last."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:
         group.append(piece)
         size += len(piece.text)
-        if size >= CHUNK_CHARACTERS:
+        if size >= characters:
             yield group
             group, size = [], 0
     if group:

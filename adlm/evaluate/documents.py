@@ -7,7 +7,7 @@ none. The counts go through the same packing as the tokens, and so stay exact wh
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.data.packing import NOTHING, Encoded, Ids, Packing
+from adlm.data.prepare import grouped
 from adlm.data.source import Piece, Source
 from adlm.data.table import Table
 from adlm.data.tokenizer import Roles, Tokenizer
 from adlm.errors import ConfigError, DataError
 from adlm.evaluate.work import checksum
 
-_GROUP_CHARACTERS = 1 << 20
+_GROUP_CHARACTERS = 1 << 20  # enough for tokenizers to share out
 _EMPTY = Roles(0, 0, 0, 0, 0)  # what begins, ends and pads a row holds no text
 
 
@@ -146,7 +147,7 @@ def packed_rows(
     tables: list[list[Ids]] = []
     lengths: list[Ids] = []
     count = read = 0
-    for group in _groups(source.pieces(split)):
+    for group in grouped(source.pieces(split), _GROUP_CHARACTERS):
         if limit is not None and count >= limit:
             break
         parts = spelled([piece.text for piece in group], tokenizer)
@@ -211,7 +212,7 @@ def document_rows(
     text: list[NDArray[np.uint32]] = []
     windows: list[NDArray[np.int64]] = []  # [n, 6]: start, length, given, owner, characters, bytes
     size = items = read = 0
-    for group in _groups(map(Piece, source.documents(split))):
+    for group in grouped(map(Piece, source.documents(split)), _GROUP_CHARACTERS):
         for ids, characters, byte_counts in spelled([piece.text for piece in group], tokenizer):
             if limit is not None and items >= limit:
                 break
@@ -269,17 +270,3 @@ def unknown_tokens(table: TextRows, tokenizer: Tokenizer) -> int:
 def _made_of(source: Source, split: str) -> dict[str, Any]:
     """What decides the text, whatever it becomes in tokens."""
     return {"name": source.name, "split": split, "source": source.fingerprint(split)}
-
-
-def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Of about so many characters that tokenizers have enough to share out."""
-    group: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        group.append(piece)
-        size += len(piece.text)
-        if size >= _GROUP_CHARACTERS:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

@@ -103,9 +103,9 @@ def _kept(path: Path, key: str, seed: int, count: int) -> list[dict[str, Any]]:
     return records
 
 
-def read_texts(path: Path, count: int | None = None) -> list[str]:
-    """The first `count` texts of a file: .jsonl with a `text` in each object, else one a line."""
-    asked = f"asked for the texts in {path}"
+def read_texts(path: Path, count: int | None = None, *, field: str = "text") -> list[str]:
+    """The first `count` texts of a file: .jsonl with a `text`, or another field, in each object, else one a line."""
+    asked = f"asked for the {field}s in {path}"
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()][:count]
     except (OSError, UnicodeDecodeError) as error:
@@ -117,12 +117,12 @@ def read_texts(path: Path, count: int | None = None) -> list[str]:
     texts = []
     for number, line in enumerate(lines, 1):
         try:
-            text = json.loads(line)["text"]
+            text = json.loads(line)[field]
         except (ValueError, TypeError, KeyError):
             text = None
         if not isinstance(text, str):
-            fix = 'write an object a line, as in {"text": "Once"}'
-            raise DataError(asked, f'no string named "text" in the object of line {number}', fix)
+            fix = f'write an object a line, as in {{"{field}": "Once"}}'
+            raise DataError(asked, f'no string named "{field}" in the object of line {number}', fix)
         texts.append(text)
     return texts
 

@@ -44,9 +44,9 @@ class Blocks(Unmasking):
             )
 
     def board(
-        self, model: LanguageModel, canvas: Canvas, *, noise: Noise, watch: Watch | None = None, stop: int | None = None
+        self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None = None, stop: int | None = None
     ) -> Board:
-        return self.inner.board(model, canvas, noise=noise, watch=watch, stop=stop)
+        return self.inner.board(model, canvas, noise, watch, stop)
 
     def fill(self, board: Board) -> None:
         everywhere = board.open

@@ -21,13 +21,13 @@ class LeftToRight(Sampler):
     """
 
     def board(
-        self, model: LanguageModel, canvas: Canvas, *, noise: Noise, watch: Watch | None = None, stop: int | None = None
+        self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None = None, stop: int | None = None
     ) -> Board:
         if not model.causal:
             raise ConfigError(
                 "asked to write left to right", "the model sees both sides and was not trained for it", "use Ancestral"
             )
-        return super().board(model, canvas, noise=noise, watch=watch, stop=stop)
+        return super().board(model, canvas, noise, watch, stop)
 
     def fill(self, board: Board) -> None:
         length = board.tokens.shape[1]

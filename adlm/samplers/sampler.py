@@ -36,19 +36,14 @@ class Sampler(ABC):
                 there and repeat the token to its end; others have written the rest by then.
         """
         with model.frozen():
-            board = self.board(model, canvas, noise=noise, watch=watch, stop=stop)
+            board = self.board(model, canvas, noise, watch, stop)
             self.fill(board)
             return board.sample()
 
     def board(
-        self,
-        model: LanguageModel,
-        canvas: Canvas,
-        *,
-        noise: Noise,
-        watch: Watch | None = None,
-        stop: int | None = None,
+        self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None = None, stop: int | None = None
     ) -> Board:
+        """The board to fill; a model that the sampler cannot write with is refused."""
         return Board(model, canvas, noise, watch, stop=stop, filters=self.filters)
 
     @abstractmethod
@@ -74,13 +69,7 @@ class Unmasking(Sampler, ABC):
             )
 
     def board(
-        self,
-        model: LanguageModel,
-        canvas: Canvas,
-        *,
-        noise: Noise,
-        watch: Watch | None = None,
-        stop: int | None = None,
+        self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None = None, stop: int | None = None
     ) -> Board:
         if model.causal:
             raise ConfigError(
