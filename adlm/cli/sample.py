@@ -177,17 +177,23 @@ def watching(model: TextModel, *, live: bool, limit: int | None = None) -> Itera
 
 @contextmanager
 def output(path: Path | None) -> Iterator["Output"]:
-    """The file is opened before anything is written, so that nothing is written in vain."""
+    """The file is opened before anything is written, so that nothing is written in vain; under another name, so that
+    what stood in it stays until all is there."""
     if path is None:
         yield Output(None)
         return
+    new = path.with_name(path.name + ".new")
     try:
-        file = path.open("w", encoding="utf-8")
+        file = new.open("w", encoding="utf-8")
     except OSError as error:
         fix = "name a file in a folder that can be written to"
         raise ConfigError(f"asked to write to {path}", str(error), fix) from error
-    with file:
-        yield Output(file)
+    try:
+        with file:
+            yield Output(file)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 class Output:

@@ -109,6 +109,18 @@ def test_holes_are_filled(folder, model, tmp_path, capsys):
     assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == filled
 
 
+def test_a_file_stays_as_it_was_until_all_texts_are_there(folder, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    out.write_text("before")
+    with monkeypatch.context() as patched:
+        patched.setattr(TextModel, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(["sample", folder, "--out", str(out)]) == 130
+    assert out.read_text() == "before"
+    assert main(["sample", folder, "--steps", "2", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["index"] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_other_precisions_write_too(folder, precision, capsys):
     assert main(["sample", folder, "--precision", precision, "--prompt", "the cat", "--steps", "4"]) == 0

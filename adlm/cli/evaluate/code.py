@@ -36,7 +36,7 @@ from adlm.evaluate.code import (
     spelled,
     unreadable,
 )
-from adlm.evaluate.jackknife import ratio
+from adlm.evaluate.perplexity import ratio
 from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.sandbox import Limits
 from adlm.evaluate.work import checksum, each_of, weights_checksum
@@ -181,7 +181,7 @@ def _bound(
         )[:, 0]
     kind, counted = ("exact", 0) if network.causal else ("bound", draws)
     tokens, size = (np.array(each, np.float64) for each in zip(*((t.tokens, t.bytes) for t in texts), strict=True))
-    a_byte, a_token = ratio(np.stack([nats / math.log(2), size], 1)), ratio(np.stack([nats, tokens], 1))
+    a_byte, a_token = ratio(nats / math.log(2), size), ratio(nats, tokens)
     a_problem = mean_of(torch.from_numpy(nats), counted)
     figures = {
         "bits_a_byte": Figure(*a_byte, kind=kind, unit="bits a byte", draws=counted),
