@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # One thread a test worker: OpenMP threads beside another busy process run many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all check format bench docs dist clean
+.PHONY: demo test test-all check format bench results box docs dist clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,19 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.sampling.cost
 	$(BIN)/python -m benchmarks.train.speed
 	$(BIN)/python -m benchmarks.train.kill
+
+# The studies behind docs/results, hours on two cores. Corpora other than those that come with packages are looked for in
+# $ADLM_DATA/NAME, then on the Hub. Where time is what is measured, nothing runs beside it.
+STUDIES := anchoring anchors domains sample-complexity generation
+results: $(READY)
+	for study in $(STUDIES); do $(BIN)/adlm experiment $$study --jobs 2 || exit 1; done
+	$(BIN)/adlm experiment efficiency
+	$(BIN)/python docs/collect.py $(STUDIES:%=runs/%) runs/efficiency
+
+box: $(READY)
+	$(BIN)/adlm train box-adlm
+	$(BIN)/adlm train box-mdlm-same-cost
+	$(BIN)/python docs/box.py runs/box-adlm runs/box-mdlm-same-cost --data "TinyStories, its training split."
 
 docs: $(READY)
 	$(BIN)/python docs/check.py

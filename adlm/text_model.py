@@ -391,10 +391,11 @@ def _positive(name: str, value: int) -> int:
 
 
 def load(name: str | Path, *, revision: str | None = None) -> TextModel:
-    """A model from a folder that `TextModel.save` wrote, or by its name on the Hugging Face Hub.
+    """A model from a folder that `TextModel.save` wrote, by its name on the Hugging Face Hub, or the one in the box.
 
     Args:
-        name: the folder, or owner/name. Without a network, what was fetched before is found in the Hub's cache.
+        name: the folder, owner/name, or box: a small model of simple stories that comes with the package. Without a
+            network, what was fetched from the Hub before is found in its cache.
         revision: a branch, tag or commit, on the Hub.
     """
     return TextModel.from_pretrained(name, revision=revision)

@@ -160,13 +160,24 @@ def _memory_row(name: str, rows: int, _: float, peak: float, worker: float) -> d
     return {"corpus": name, "rows": rows, "peak MiB": peak, "largest worker MiB": worker}
 
 
+class _Reports(list[Any]):
+    """Keeps what training reports."""
+
+    def __call__(self, report: Any) -> None:
+        self.append(report)
+
+    def validated(self, validated: Any) -> None:
+        pass
+
+
 def loading(folder: Path) -> None:
     """Tokens a second out of the loader, and into a training step of the demo's model."""
     import torch
 
     from adlm.data.loader import LoaderConfig
     from adlm.data.shards import Shards
-    from adlm.recipes.demo import data, execute, runs
+    from adlm.experiments.demo import Demo
+    from adlm.train.trainer import fit
 
     rows = []
     write_corpus(folder / "loading.train.jsonl", 8)
@@ -186,12 +197,11 @@ def loading(folder: Path) -> None:
             }
         )
         del batches
-    corpus = data(open_source("kjv"), folder / "kjv")
-    config = runs(steps=20)[0]
-    seen: list[Any] = []
-    execute(config, corpus, test_rows=8, draws=1, watch=seen.append)
-    speed = sum(report.tokens for report in seen[1:]) / (seen[-1].seconds - seen[0].seconds)
-    rows.append({"what": f"training {config.name} of the demo, {torch.get_num_threads()} threads", "tokens/s": speed})
+    run = Demo(corpus="kjv", training_steps=20).runs()["AR"]
+    seen = _Reports()
+    fit(run, folder / "demo", cache=folder / "kjv", watch=seen, say=lambda text: None)
+    speed = (seen[-1].tokens - seen[0].tokens) / (seen[-1].seconds - seen[0].seconds)
+    rows.append({"what": f"training {run.name} of the demo, {torch.get_num_threads()} threads", "tokens/s": speed})
     record(
         "data_loading",
         rows,

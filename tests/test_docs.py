@@ -10,7 +10,7 @@ import pytest
 
 from adlm.cli import COMMANDS
 from adlm.data.config import Corpus
-from adlm.recipes.demo import runs
+from adlm.experiments.demo import Demo
 from adlm.train.run import ValidationConfig
 from adlm.train.trainer import fit
 
@@ -27,7 +27,7 @@ def test_links_lead_somewhere_and_examples_compile():
 def demo(tmp_path_factory):
     """A folder with what `adlm demo` leaves, after two steps of training."""
     folder = tmp_path_factory.mktemp("demo")
-    run = runs(steps=2)["ADLM"]
+    run = Demo(training_steps=2).runs()["ADLM"]
     assert isinstance(run.data, Corpus)
     run = replace(run, data=replace(run.data, source="stories:400"), validation=ValidationConfig(rows=8, draws=1))
     fit(run, folder / "runs/demo/adlm", cache=folder / "data")

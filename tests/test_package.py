@@ -17,6 +17,8 @@ PACKAGE = ROOT / "adlm"
 # From the top down; a module may import from its own layer and from those below it.
 LAYERS = [
     ["cli", "__main__", "__init__"],
+    ["experiments"],
+    ["report"],
     ["recipes"],
     ["convert"],
     ["text_model"],

@@ -14,12 +14,14 @@ from adlm.errors import AdlmError, Interrupted, UnknownName
 
 COMMANDS = {
     "convert": "official ADLM, MDLM and AR checkpoints into model folders, and back; nothing in them is run",
-    "demo": "train AR, MDLM and ADLM on text that comes with the package; score them, write samples",
+    "demo": "train AR, MDLM and ADLM on text that comes with the package; score them, write samples and a report",
     "evaluate": "measure: perplexity, zero-shot, generation, MAUVE, anchors and more, each with its error",
+    "experiment": "carry out a study of the paper's questions, from training to a report; stopped, it goes on",
     "infill": "fill the holes of a text",
     "lm-eval": "the benchmarks of lm-evaluation-harness, by its own command line",
     "prepare": "tokenise and pack a corpus into memory-mapped shards",
     "recipes": "list the runs and networks that have a name; show what one is and takes",
+    "report": "compare trained runs on one page: figures, curves, samples, and a text as it appears",
     "sample": "write texts, on from a prompt or out of nothing; --live shows them appear",
     "train": "train a model by a recipe, on one process or under torchrun; stopped, it goes on where it was",
 }

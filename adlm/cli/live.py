@@ -7,14 +7,12 @@ import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
-from tokenizers import decoders
 from torch import Tensor
 
-from adlm.anchors import AnchorRule, RareInSequence
-from adlm.configs import from_json
-from adlm.data.tokenizer import Tokenizer
+from adlm.anchors import RareInSequence
 from adlm.errors import AdlmError
-from adlm.models.io import ModelConfig
+from adlm.report.pieces import Pieces, anchor_rule
+from adlm.report.pieces import harmless as harmless
 from adlm.samplers.board import StepView
 from adlm.text_model import TextModel
 from adlm.types import Batch
@@ -35,7 +33,7 @@ class LiveView:
     def __init__(self, model: TextModel, console: Console, *, limit: int | None = None) -> None:
         self.mask_id, self.limit, self.console = model.tokenizer.mask_id, limit, console
         self.causal = model.network.causal
-        self.rule, self.pieces = anchor_rule(model.config), _Pieces(model.tokenizer)
+        self.rule, self.pieces = anchor_rule(model.config), Pieces(model.tokenizer)
         roles = model.tokenizer.roles
         self.special = torch.tensor([roles.eos_id, roles.bos_id, roles.pad_id])
         self.live = Live(console=console, transient=True, auto_refresh=False, vertical_overflow="crop")
@@ -141,40 +139,7 @@ class LiveView:
         return text
 
 
-class _Pieces(dict[int, str]):
-    """Tokens as they are shown, each on one line."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self.tokenizer, self.apart = tokenizer, isinstance(tokenizer.backend.decoder, decoders.WordPiece)
-        some = [tokenizer.token(i) for i in range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // 200)]
-        # About as wide as what will stand there, so that the rest of the text moves little.
-        self.blank = " ░░░" if sum(map(len, some)) > 2 * len(some) else "░"
-
-    def __missing__(self, index: int) -> str:
-        text = self.tokenizer.token(index)
-        if self.apart:
-            text = text[2:] if text.startswith("##") else f" {text}"
-        self[index] = harmless(text.replace("\t", " ")).replace("\n", "⏎")
-        return self[index]
-
-
-def harmless(text: str) -> str:
-    """Nothing in it that a terminal would obey: a model may write anything."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
-
-
 def count_written(view: StepView, causal: bool) -> int:
     """Tokens that a step has written, less those it took back. From left to right it is one a row: what stands behind
     an end token is filled up, not written."""
     return int(view.fresh.any(-1).sum()) if causal else int(view.fresh.sum()) - int(view.remasked.sum())
-
-
-def anchor_rule(config: ModelConfig) -> AnchorRule:
-    """The one a model was trained with, or the paper's."""
-    objective = (config.run or {}).get("objective")
-    data = objective.get("rule", objective.get("anchors")) if isinstance(objective, dict) else None
-    try:
-        return RareInSequence() if data is None else from_json(AnchorRule, data)  # type: ignore[type-abstract]
-    except AdlmError:
-        return RareInSequence()

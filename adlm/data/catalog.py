@@ -87,6 +87,7 @@ class Published(Entry):
     def open(self, folder: Path | None, options: Mapping[str, Any]) -> Source:
         shared = ("name", "licence", "rule", "detokenizer")
         own: dict[str, Any] = {field: getattr(self, field) for field in shared}
+        folder = folder or _kept(self.name)
         if folder is None:
             return _with_options(replace(self.hub, **own), options)
         failure: DataError | None = None
@@ -108,6 +109,13 @@ class Published(Entry):
             "none of its usual files",
             f"expected {' or '.join(dict.fromkeys(self._usual()))}; or open the path itself, with field= and more",
         )
+
+
+def _kept(name: str) -> Path | None:
+    """The folder of that name in $ADLM_DATA, where a user may keep corpora."""
+    root = os.environ.get("ADLM_DATA")
+    folder = Path(root).expanduser() / name if root else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def _placed(layout: TextFiles, folder: Path) -> TextFiles | None:
@@ -304,7 +312,8 @@ def open_source(
     """A source by a name of the catalog, `hub:owner/name[:config]`, or the path of a file, a folder or a glob.
 
     Args:
-        folder: where the usual files of a name of the catalog are (or one of the files); else they come from the Hub.
+        folder: where the usual files of a name of the catalog are (or one of the files); else they are looked for in
+            the folder of that name in $ADLM_DATA, and then come from the Hub.
         field: the field or column of the text; several are joined by a space.
         documents: where documents begin and end, if not as the catalog says.
         streaming, revision: for the Hub.

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from adlm.data.anchored_process import AnchoredProcess
 from adlm.data.catalog import open_source
 from adlm.data.documents import DocumentRule
 from adlm.data.packing import Packing, Wrapped
@@ -19,7 +20,7 @@ from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig, Prepared, Watch
 from adlm.errors import DataError
 
-__all__ = ["Corpus", "DataConfig", "Prompts", "Synthetic"]
+__all__ = ["AnchoredProcess", "Corpus", "DataConfig", "Prompts", "Synthetic"]
 _HELD_OUT = ("valid", "test")
 
 

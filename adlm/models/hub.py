@@ -22,11 +22,13 @@ from adlm.errors import AdlmError, ModelError
 from adlm.models.card import CARD, may_replace
 from adlm.models.io import FILES, read_config
 
+BOX = "box"
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def find_model(name: str | Path, *, revision: str | None, asked: str, **options: Any) -> Path:
-    """The folder of a model: `name` itself, or where its files from the Hub are kept.
+    """The folder of a model: `name` itself, the one that comes with the package (`box`), or where its files from the
+    Hub are kept.
 
     A text of the form owner/name that is no folder here is looked up on the Hub, or among what was fetched before
     if the Hub cannot be reached. A path is only ever a folder.
@@ -34,7 +36,7 @@ def find_model(name: str | Path, *, revision: str | None, asked: str, **options:
     Args:
         options: of `huggingface_hub.snapshot_download`.
     """
-    folder = Path(name)
+    folder = Path(__file__).parents[1] / BOX if name == BOX else Path(name)  # a folder of that name is ./box
     if folder.exists():
         if revision is not None:
             raise ModelError(asked, f"a folder, and the revision {revision!r}", "leave revision out: it is the Hub's")
@@ -43,7 +45,7 @@ def find_model(name: str | Path, *, revision: str | None, asked: str, **options:
         raise ModelError(asked, "no such folder", "name a folder that `adlm demo` or `TextModel.save` wrote")
     if not _NAME.fullmatch(name):
         found = "no folder of that name, and it is no name on the Hub, which would be owner/name"
-        raise ModelError(asked, found, "name a folder that `adlm demo` or `TextModel.save` wrote, or owner/name")
+        raise ModelError(asked, found, "name a folder that `adlm demo` or `TextModel.save` wrote, owner/name, or box")
     with explained(asked + ", which is no folder here"):
         # The config first: whether the model is one of ours shows before gigabytes are on their way.
         config = Path(hf_hub_download(name, FILES[0], revision=revision, **options))

@@ -22,6 +22,8 @@ class StackConfig:
         condition: width of the conditioning of adaptive norms, 128 as published; 0 leaves them out.
         timed: the conditioning follows the time; otherwise, as published, it is that of t = 0 for all t.
         query_key_norm: queries and keys of unit size, which small runs learn faster with; not as published.
+        reread: the input enters at unit size, and is added again before the block of this number; 0, as published, is
+            never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
     """
 
     width: int = 128
@@ -34,6 +36,7 @@ class StackConfig:
     condition: int = 0
     timed: bool = False
     query_key_norm: bool = False
+    reread: int = 0
 
     def __post_init__(self) -> None:
         if min(self.width, self.heads, self.layers, self.mlp_ratio) < 1:
@@ -47,6 +50,12 @@ class StackConfig:
                 f"asked for width {self.width} with {self.heads} heads",
                 "rotary positions need an even number of channels a head",
                 f"choose a multiple of {2 * self.heads}",
+            )
+        if not 0 <= self.reread < self.layers:
+            raise ConfigError(
+                f"asked to read tokens again before block {self.reread}",
+                f"blocks go from 0 to {self.layers - 1}",
+                "give one of them; 0 is never",
             )
         if self.timed and not self.condition:
             raise ConfigError("asked for a timed stack", "condition is 0", "give the conditioning a width, such as 128")
@@ -107,8 +116,12 @@ class Stack(Deriving):
         """
         condition = self._condition(sigma)
         layout = self._layout(x, segments, 0 if cache is None else cache.length)
-        last = len(self.blocks) - 1
+        last, again = len(self.blocks) - 1, self.config.reread
+        if again:
+            x = embedded = F.rms_norm(x, x.shape[-1:])
         for i, block in enumerate(self.blocks):
+            if again and i == again:
+                x = x + embedded
             memory = None if cache is None else cache.of(block)
             arguments = (x, layout, condition, wanted if i == last else None, memory)
             if self.checkpointing and self.training:

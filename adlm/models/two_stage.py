@@ -58,7 +58,7 @@ class TwoStage(LanguageModel):
         self.anchor: Stack = config.anchor.build()
         self.anchor_head = Head(vocabulary, width, tied_to=tied_to)
         self.hand_over = config.hand_over.build(vocabulary, width, tied_to=tied_to)
-        self.denoiser: Stack = replace(config.anchor, layers=config.denoiser_layers).build()
+        self.denoiser: Stack = replace(config.anchor, layers=config.denoiser_layers, reread=0).build()
         self.head = Head(vocabulary, width, tied_to=tied_to)
 
     def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:

@@ -29,6 +29,7 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "demo": Family(small.demo, small.DEMO_KINDS),
+    "box": Family(small.box, small.BOX_KINDS),
     "text8": Family(small.text8, small.KINDS, small.OFFERED),
     "wikitext2": Family(small.wikitext2, small.KINDS, small.OFFERED),
     "tinystories": Family(small.tinystories, small.KINDS, small.OFFERED),

@@ -1,6 +1,7 @@
 """Runs for a CPU, minutes to two hours long. They differ from the published ones where docs/log.md found that to help
 at this size: Muon, tied embeddings, normalised queries and keys, a short convolution in every block, exact mask counts,
-a residual stream that goes on from stage to stage, a larger anchor weight at masked anchors alone.
+tokens that are read again on the way, by the denoiser or by the upper layers, a larger anchor weight at masked anchors
+alone.
 
 Steps are chosen so that, by `train/plan.py`, no kind takes much more than two hours on two cores that reach
 80 GFLOP/s in matrix products, at `EFFICIENCY` of that. All kinds of a corpus read the same tokens.
@@ -13,7 +14,7 @@ from adlm.data.config import Corpus
 from adlm.data.packing import Padded, Wrapped
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import UnknownName
-from adlm.models.hand_over import Continued
+from adlm.models.hand_over import Hidden
 from adlm.models.language_model import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import SIZES
@@ -27,6 +28,7 @@ from adlm.train.rates import StableDecay
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 
 DEMO_KINDS = ("ar", "mdlm", "adlm")
+BOX_KINDS = ("adlm", "mdlm-same-cost")
 KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", *TWINS, "a2r")
 OFFERED = ("nano", "micro", "tiny")
 _ROWS = 16
@@ -35,14 +37,15 @@ _ROWS = 16
 def demo(kind: str) -> Run:
     """Stories from a grammar, whose exact entropy is known: four layers, two or three minutes a model.
 
-    The stages of ADLM have 3 + 1 layers: as many parameters and as much compute as the others, but for a norm, a bias
-    and the anchors' logits. Padding is predicted, so that a row's likelihood is the story's.
+    The stages of ADLM have 3 + 1 layers; the others have the shape that costs as much. Padding is predicted, so that a
+    row's likelihood is the story's.
     """
     if kind not in DEMO_KINDS:
         raise UnknownName("model of the demo", kind, DEMO_KINDS)
     data = Corpus("stories:40000", "words", Padded(64, begin=False, crop=True, predict_padding=True))
-    stack = StackConfig(width=96, heads=4, layers=4)
-    return _run(f"demo-{kind}", kind, data, stack, (3, 1), steps=1500, warmup=50, draws=8)
+    stack, own = StackConfig(width=96, heads=4, layers=4), "adlm" if kind == "adlm" else "mdlm-same-cost"
+    run = cpu_run(f"demo-{kind}", own, data, stack, (3, 1), steps=1500, warmup=50, draws=8)
+    return left_to_right(run) if kind == "ar" else run
 
 
 def text8(kind: str, size: str = "nano") -> Run:
@@ -65,16 +68,28 @@ def tinystories(kind: str, size: str = "nano") -> Run:
     return _sized("tinystories", kind, size, data, steps=3500)
 
 
+def box(kind: str) -> Run:
+    """Whole stories of TinyStories in rows of 256, a BPE of 2,048: the model that comes with the package, and its twin.
+
+    Two hours on one core. Where there is but a part of the corpus, as much is read, more often.
+    """
+    if kind not in BOX_KINDS:
+        raise UnknownName("model of the box", kind, BOX_KINDS)
+    data = Corpus("tinystories", "bpe:2048", Padded(256, begin=False, crop=True, predict_padding=True))
+    stack = StackConfig(width=160, heads=5, layers=6)
+    return cpu_run(f"box-{kind}", kind, data, stack, (4, 2), steps=2400, warmup=100, draws=4)
+
+
 def _sized(corpus: str, kind: str, size: str, data: Corpus, *, steps: int) -> Run:
     """As published, the anchor stage has the MDLM's layers and the denoiser half as many: twins match what they add."""
     if size not in OFFERED:
         raise UnknownName(f"size for {corpus}", size, OFFERED)
     name = f"{corpus}-{kind}" if size == OFFERED[0] else f"{corpus}-{kind}-{size}"
     stack = SIZES[size]
-    return _run(name, kind, data, stack, (stack.layers, stack.layers // 2), steps=steps, warmup=100, draws=4)
+    return cpu_run(name, kind, data, stack, (stack.layers, stack.layers // 2), steps=steps, warmup=100, draws=4)
 
 
-def _run(
+def cpu_run(
     name: str,
     kind: str,
     data: Corpus,
@@ -84,19 +99,42 @@ def _run(
     steps: int,
     warmup: int,
     draws: int,
+    rows: int = _ROWS,
 ) -> Run:
+    """A run of this kind on any corpus.
+
+    Args:
+        stages: layers of the anchor stage and of the denoiser.
+        draws: mask counts a row, in validation.
+        rows: of a step.
+    """
     if kind in TWINS:
-        return twin(_run(name, "adlm", data, stack, stages, steps=steps, warmup=warmup, draws=draws), kind, name=name)
+        anchored = cpu_run(name, "adlm", data, stack, stages, steps=steps, warmup=warmup, draws=draws, rows=rows)
+        run = twin(anchored, kind, name=name)
+        assert isinstance(run.network, OneStageConfig)
+        return replace(run, network=replace(run.network, stack=_rereading(run.network.stack, stages[0])))
     network, objective = _model(kind, stack, stages, positions=data.rows.length if data.rows.pads else 0)
     train = TrainConfig(
         steps=steps,
-        tokens=_ROWS * data.rows.length,
-        micro_rows=_ROWS,
+        tokens=rows * data.rows.length,
+        micro_rows=rows,
         optimizer=Muon(lr=3e-3, matrix_lr=2e-2),
         rate=StableDecay(warmup=warmup, decay=0.3),
     )
-    validation = ValidationConfig(every=500, rows=256, draws=draws, micro_rows=_ROWS)
+    validation = ValidationConfig(every=500, rows=256, draws=draws, micro_rows=rows)
     return Run(name, data, network, objective, train, validation, CheckpointConfig(every=500))
+
+
+def left_to_right(run: Run) -> Run:
+    """The same run with a left-to-right model of the same shape."""
+    assert isinstance(run.network, OneStageConfig)
+    network = replace(run.network, stack=replace(run.network.stack, causal=True))
+    return replace(run, network=network, objective=CrossEntropy())
+
+
+def _rereading(stack: StackConfig, anchor_layers: int) -> StackConfig:
+    """Models of one stage read their tokens again where the anchored ones they are compared with do."""
+    return replace(stack, reread=min(anchor_layers, stack.layers - 1))
 
 
 def _model(
@@ -107,11 +145,12 @@ def _model(
     masking, rule = CountMasking(), RareInSequence(5)
 
     def one(*, causal: bool = False) -> NetworkConfig:
-        return OneStageConfig(replace(stack, causal=causal), tied=True, positions=positions)
+        whole = _rereading(stack, stages[0])
+        return OneStageConfig(replace(whole, causal=causal), tied=True, positions=positions)
 
     def two(*, causal: bool = False) -> NetworkConfig:
         anchor = replace(stack, layers=stages[0], causal=causal)
-        return TwoStageConfig(anchor, stages[1], Continued(), tied=True, positions=positions)
+        return TwoStageConfig(anchor, stages[1], Hidden(), tied=True, positions=positions)
 
     models: dict[str, tuple[NetworkConfig, Objective]] = {
         "ar": (one(causal=True), CrossEntropy()),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from adlm.anchors.rules import AnchorRule, NoToken, RandomShare, RareInSequence
-from adlm.data.config import Corpus, DataConfig, Prompts, Synthetic
+from adlm.data.config import AnchoredProcess, Corpus, DataConfig, Prompts, Synthetic
 from adlm.data.tokenizer import load_tokenizer
 from adlm.errors import ConfigError
 from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, shape_of, training_work
@@ -60,7 +60,7 @@ KNOWN = {
 
 def known_vocabulary(data: DataConfig) -> Vocabulary:
     """The vocabulary that `data` will have, before any of it is read."""
-    if isinstance(data, Synthetic):
+    if isinstance(data, Synthetic | AnchoredProcess):
         return Vocabulary(data.vocabulary, data.vocabulary - 1)
     assert isinstance(data, Corpus | Prompts)
     name = data.tokenizer
@@ -84,7 +84,7 @@ def row_length(data: DataConfig) -> int:
     """Tokens a row."""
     if isinstance(data, Corpus):
         return data.rows.length
-    assert isinstance(data, Synthetic | Prompts)
+    assert isinstance(data, AnchoredProcess | Synthetic | Prompts)
     return data.length
 
 

@@ -82,6 +82,7 @@ class Sitting:
     watch: Watch | None
     trackers: Sequence[Tracker]
     sample: Sample | None
+    curves: bool
     metrics: MetricsFile | None = None
     times: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW + 1))
     began: float = 0.0
@@ -281,7 +282,7 @@ class Sitting:
         if self.state.ema is not None:
             self.state.ema.keep(self.spread.model)
         model = self._export(self.out).eval()
-        if self.world.first:
+        if self.world.first and self.curves:
             try:
                 draw_curves(self.out, self.run.name)
             except MissingExtra as error:

@@ -45,6 +45,7 @@ def fit(
     watch: Watch | None = None,
     trackers: Sequence[Tracker] = (),
     sample: Sample | None = None,
+    curves: bool = True,
     say: Callable[[str], None] = print,
 ) -> Fitted:
     """Train `run` in the folder `out`, or go on where it was stopped there.
@@ -61,6 +62,7 @@ def fit(
         workers: processes that read ahead, for each process that trains.
         watch, trackers: told of every step and validation, on the first process.
         sample: after each validation, called with (model, config, tokenizer, step); returns texts to keep.
+        curves: draw the run as a picture at its end, which takes seconds.
         say: told what a person should know, on the first process.
     """
     out = Path(out)
@@ -99,6 +101,7 @@ def fit(
         sitting = Sitting(
             run, out, world, data, config, loader, spread, state, checkpoints, interruption, told,
             skip=on_nonfinite == "skip", watch=watch, trackers=trackers if world.first else (), sample=sample,
+            curves=curves,
         )  # fmt: skip
         return sitting.go()
 

@@ -16,8 +16,10 @@ from pathlib import Path
 import torch
 
 import adlm
+from adlm.data.config import Corpus
 from adlm.evaluate.perplexity import perplexity
-from adlm.recipes.demo import held_out_rows, runs
+from adlm.experiments.demo import Demo
+from adlm.experiments.training import held_out
 from benchmarks._record import record
 from benchmarks.sampling.speed import FULL, LENGTH, build
 
@@ -44,12 +46,14 @@ def main() -> None:
     chosen = parser.parse_args()
     took = pass_seconds(chosen.rounds)
     rows = [{"what": "seconds a pass", **took, "±": 0.0}]
-    table = held_out_rows(next(iter(runs().values())), Path("runs/demo/data")) if chosen.models else None
     for name in chosen.models:
-        network, found = adlm.load(name).network, {}
+        model = adlm.load(name)
+        network, found = model.network, {}
+        data = Demo().runs()["ADLM"].data
+        assert isinstance(data, Corpus)
+        table = held_out(data, model.tokenizer, Path("runs/demo/data"))
         for precision in took:
             network.use_int8(precision == "int8")
-            assert table is not None
             found[precision] = perplexity(network, table, rows=200, draws=4).nats_a_row
         means = {precision: each.mean for precision, each in found.items()}
         rows.append({"what": f"nats a story, {name}", **means, "±": found["float32"].error})

@@ -86,9 +86,13 @@ def test_the_demo_runs_to_its_end(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("AR", "MDLM", "ADLM", "perplexity"))
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    for name, figures in results["models"].items():
-        assert figures["nats_a_token"]["error"] > 0
-        assert (tmp_path / "out" / name.lower() / "model.safetensors").exists()
+    trained = [each for each in results["outcomes"] if "model" in each["labels"]]
+    assert [each["name"] for each in trained] == ["ar", "mdlm", "adlm"]
+    for each in trained:
+        (score,) = each["result"]["scores"].values()
+        assert score["nats_a_token"]["error"] > 0
+        assert (tmp_path / "out" / each["name"] / "model.safetensors").exists()
+    assert "<!doctype html>" in (tmp_path / "out" / "report.html").read_text()[:100].lower()
 
 
 def test_a_demo_without_steps_is_refused(tmp_path, capsys):
@@ -99,4 +103,4 @@ def test_a_demo_without_steps_is_refused(tmp_path, capsys):
 def test_the_demo_needs_something_held_out(tmp_path, capsys):
     (tmp_path / "train.txt").write_text("only training text here")
     assert main(["demo", "--corpus", str(tmp_path / "train.txt"), "--out", str(tmp_path / "out")]) == 2
-    assert "held-out" in capsys.readouterr().err
+    assert "nothing held out" in capsys.readouterr().err

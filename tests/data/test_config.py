@@ -11,7 +11,7 @@ import pytest
 import adlm.data.prepare as preparing
 from adlm.configs import from_json, to_json, with_changes
 from adlm.data.catalog import open_source
-from adlm.data.config import Corpus, DataConfig, Prompts, Synthetic
+from adlm.data.config import AnchoredProcess, Corpus, DataConfig, Prompts, Synthetic
 from adlm.data.documents import Lines, Separator
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.prepare import prepare, tokenizer_for
@@ -36,6 +36,7 @@ def corpus_of(path: Path, **options) -> Corpus:
         Corpus("here.jsonl", folder="there", field="body", documents=Separator("#"), encoding_errors="replace"),
         Prompts("train.jsonl", "model", 64, valid="valid.jsonl", separator="\n", padding=True, too_long="drop"),
         Synthetic(vocabulary=100, length=8, count=3, seed=7),
+        AnchoredProcess(values=3, length=5, anchors=(0, 4), count=3, seed=7),
     ],
 )
 def test_every_kind_of_data_survives_json(value):

@@ -1,0 +1,209 @@
+"""Sequences whose tokens depend on a few anchors alone, with exactly known likelihood: theory can be held against them.
+
+Anchors are drawn first, each for itself; every other token is drawn from a random table's row for the anchors' values.
+Given the anchors, tokens are independent, so entropies and marginals are finite sums. A row is a function of the seed,
+the split and its number, as in `synthetic.py`.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.data.packing import Packing, Padded
+from adlm.data.synthetic import Synthetic
+from adlm.data.table import DataConfig, Prepared, Table, Watch
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError
+
+FIRST = 2  # id of the first value; the end and unknown tokens of the tokenizer are before it, the mask after the last
+_SPLITS = ("train", "valid", "test")
+_DRAWING = 1  # raised when the same seeds give other tables or rows
+_MOST = 1 << 27  # numbers in the table: a gigabyte
+
+Array = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+def spread(count: int, length: int) -> tuple[int, ...]:
+    """So many places in a row, evenly apart, with as much room before the first as after the last."""
+    return tuple((2 * i + 1) * length // (2 * count) for i in range(count))
+
+
+def at_the_front(count: int, length: int) -> tuple[int, ...]:
+    """The first places: read from the left, a token comes after all that it depends on."""
+    return tuple(range(count))
+
+
+def at_the_back(count: int, length: int) -> tuple[int, ...]:
+    """The last places: read from the left, a token comes before all that it depends on."""
+    return tuple(range(length - count, length))
+
+
+Placing = Callable[[int, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class AnchoredProcess(DataConfig):
+    """Rows of a process with a known anchor set.
+
+    Args:
+        values: that a token can have.
+        length: tokens a row.
+        anchors: their places in a row.
+        concentration: of the Dirichlet distribution that the tables' rows come from; small ones are nearly certain
+            of a token, large ones of none.
+        zipf: the k-th value of an anchor has a chance proportional to k ** -zipf; 0 is uniform.
+        law: seed of the tables.
+        count: rows to train on.
+        held_out: rows to validate on, and as many others to test on.
+        seed: of the rows.
+    """
+
+    values: int = 4
+    length: int = 12
+    anchors: tuple[int, ...] = (3, 9)
+    concentration: float = 0.3
+    zipf: float = 0.0
+    law: int = 0
+    count: int = 1000
+    held_out: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._packing()  # refuses rows that are too short
+        asked = "asked for AnchoredProcess with"
+        least = {"values": 2, "concentration": 0.05, "zipf": 0, "law": 0, "count": 1, "held_out": 1, "seed": 0}
+        for name, small in least.items():
+            if (value := getattr(self, name)) < small:
+                raise ConfigError(f"{asked} {name}={value}", f"less than {small}", f"give {small} or more")
+        places = sorted(set(self.anchors))
+        if not places or len(places) != len(self.anchors) or places[0] < 0 or places[-1] >= self.length:
+            found = f"rows have the places 0 to {self.length - 1}"
+            raise ConfigError(f"{asked} anchors={self.anchors}", found, "name one or more of them, each once")
+        if (size := self.length * self.values ** (len(places) + 1)) > _MOST:
+            fix = "ask for fewer anchors, or fewer values"
+            raise ConfigError(f"{asked} {len(places)} anchors", f"tables of {size:,} numbers", fix)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids of the tokenizer: the values and the end, unknown and mask tokens."""
+        return self.values + FIRST + 1
+
+    def prepare(self, *, cache: Path | None = None, verify: bool = True, watch: Watch | None = None) -> Prepared:
+        tokenizer: Tokenizer = Synthetic(self.vocabulary, self.length).tokenizer()
+        return Prepared(self.rows("train"), self.rows("valid"), tokenizer, self._packing())
+
+    def rows(self, split: str) -> "AnchoredRows":
+        """Of train, valid or test."""
+        return AnchoredRows(self, split)
+
+    def exact(self) -> "Law":
+        """The distribution of rows."""
+        return _law(self.values, self.length, self.anchors, self.concentration, self.zipf, self.law)
+
+    def _packing(self) -> Packing:
+        return Padded(self.length, begin=False, end=False, crop=True)  # a row is one text, and its places count
+
+
+class Law(NamedTuple):
+    """p(x) = sum over contexts c of chances[c] * product over places l of table[l, c, x_l].
+
+    A context is a choice of values for all anchors, the first the most significant digit; at an anchor's own place
+    the table says its digit for certain.
+
+    Args:
+        chances: [C], C = values ** anchors.
+        table: [L, C, values].
+    """
+
+    chances: Array
+    table: Array
+
+    @property
+    def entropy(self) -> float:
+        """Nats a row: that of the anchors, and of every other token given them."""
+        return float(_entropies(self.chances) + self.chances @ _entropies(self.table).sum(0))
+
+    @property
+    def apart(self) -> float:
+        """Nats a row that a model pays which knows each place's frequencies and no dependence: sum of H(x_l)."""
+        return float(_entropies(np.einsum("c,lcv->lv", self.chances, self.table)).sum())
+
+    def nats(self, values: Ids) -> Array:
+        """[N]: -log p of rows of values [N, L], from 0."""
+        each = np.ones((len(values), len(self.chances)))
+        for place, table in enumerate(self.table):
+            each *= table[:, values[:, place]].T
+        with np.errstate(divide="ignore"):
+            return -np.log(each @ self.chances)
+
+
+@lru_cache(maxsize=8)
+def _law(values: int, length: int, anchors: tuple[int, ...], concentration: float, zipf: float, seed: int) -> Law:
+    alone = np.arange(1, values + 1) ** -float(zipf)
+    alone /= alone.sum()
+    digits = np.indices((values,) * len(anchors)).reshape(len(anchors), -1)  # [d, C]
+    random = np.random.Generator(np.random.Philox(key=np.array([seed, len(_SPLITS)], np.uint64)))
+    others = [place for place in range(length) if place not in anchors]
+    drawn = random.standard_gamma(concentration, (len(others), digits.shape[1], values))
+    table = np.empty((length, digits.shape[1], values))
+    table[others] = drawn / drawn.sum(-1, keepdims=True)
+    table[list(anchors)] = np.eye(values)[digits]
+    table.flags.writeable = False  # shared by all who ask
+    return Law(alone[digits].prod(0), table)
+
+
+def _entropies(chances: Array) -> Array:
+    """Nats of the distributions along the last axis."""
+    logs = np.log(chances, out=np.zeros_like(chances), where=chances > 0)
+    return -(chances * logs).sum(-1)
+
+
+class AnchoredRows(Table):
+    """A split of `AnchoredProcess`, computed as it is read."""
+
+    def __init__(self, config: AnchoredProcess, split: str) -> None:
+        self.config, self.split = config, split
+        law = config.exact()
+        self._contexts, self._values = law.chances.cumsum(), law.table.cumsum(-1)
+
+    @property
+    def name(self) -> str:
+        return f"anchored-process-{self.split}"
+
+    @property
+    def key(self) -> str:
+        law = hashlib.sha256(self.config.exact().table.round(9).tobytes()).hexdigest()
+        return hashlib.sha256(repr((_DRAWING, astuple(self.config), law, self.split)).encode()).hexdigest()
+
+    @property
+    def length(self) -> int:
+        return self.config.length
+
+    def __len__(self) -> int:
+        return self.config.count if self.split == "train" else self.config.held_out
+
+    def values(self, rows: Ids) -> Ids:
+        """[N, length] of these rows, from 0: ids without `FIRST`."""
+        key = np.array([self.config.seed, _SPLITS.index(self.split)], np.uint64)
+        bits = [np.random.Philox(key=key, counter=[0, row, 0, 0]).random_raw(self.length + 1) for row in rows]
+        uniform = (np.array(bits, np.uint64).reshape(len(rows), self.length + 1) >> np.uint64(11)) * 2.0**-53
+        # Sums may end a little below one.
+        contexts = np.searchsorted(self._contexts[:-1], uniform[:, 0], side="right")
+        sums = self._values[:, contexts, :-1]  # [L, N, values - 1]
+        return (sums <= uniform[:, 1:].T[..., None]).sum(-1).T
+
+    def tokens(self, rows: Ids) -> Ids:
+        return self.values(rows) + FIRST
+
+    def lengths(self, rows: Ids) -> Ids:
+        return np.full(len(rows), self.length)
+
+    def valid(self, rows: Ids) -> NDArray[np.bool_]:
+        return np.ones((len(rows), self.length), bool)

@@ -1,0 +1,160 @@
+"""Does anchoring help? AR, MDLM, MDLMs that match, ADLM with and without its anchor loss and with every hand-over."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from adlm.experiments import settings
+from adlm.experiments.samples import Record, texts_of
+from adlm.experiments.statistics import exponential, over_runs, paired
+from adlm.experiments.study import Outcome, Step, Study
+from adlm.experiments.tables import curves, nats_of, of
+from adlm.experiments.training import Train
+from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.report.sections import Cell, Report, Section, Table
+from adlm.train.run import Run
+
+
+def _handing_over(hand_over: HandOver) -> Callable[[Run], Run]:
+    def change(run: Run) -> Run:
+        assert isinstance(run.network, TwoStageConfig)
+        name = f"{run.name}-{type(hand_over).__name__.lower()}"
+        return replace(run, name=name, network=replace(run.network, hand_over=hand_over))
+
+    return change
+
+
+def _read_once(run: Run) -> Run:
+    """Tokens enter at the bottom alone, as published."""
+    assert isinstance(run.network, OneStageConfig)
+    network = replace(run.network, stack=replace(run.network.stack, reread=0))
+    return replace(run, name=f"{run.name}-read-once", network=network)
+
+
+# By the name in tables: the kind of run, and what is changed in it.
+ARMS: dict[str, tuple[str, Callable[[Run], Run] | None]] = {
+    "AR": ("ar-same-cost", None),
+    "MDLM": ("mdlm", None),
+    "MDLM, same parameters": ("mdlm-same-parameters", None),
+    "MDLM, same cost": ("mdlm-same-cost", None),
+    "MDLM, same cost, tokens read once": ("mdlm-same-cost", _read_once),
+    "ADLM, γ = 0": ("adlm-gamma0", None),
+    "ADLM": ("adlm", None),
+    "ADLM, logits": ("adlm", _handing_over(Logits())),
+    "ADLM, probabilities": ("adlm", _handing_over(Probabilities())),
+    "ADLM, hidden": ("adlm", _handing_over(Hidden())),
+    "ADLM, continued": ("adlm", _handing_over(Continued())),
+}
+MAIN = ("AR", "MDLM, same parameters", "MDLM, same cost", "ADLM, γ = 0", "ADLM")
+AGAINST = ("MDLM, same cost", "MDLM, same parameters", "MDLM")
+
+
+@dataclass(frozen=True)
+class Anchoring(Study):
+    """Args:
+    corpora: by their names at the scale. The first gets all arms, the others the main ones.
+    arms: of the first corpus, by name; all by default.
+    steps: of training; the scale's own by default.
+    rows: held-out rows to score on.
+    """
+
+    name: ClassVar[str] = "anchoring"
+    question: ClassVar[str] = "Does anchoring help at equal parameters and at equal cost, and which part of it does?"
+
+    corpora: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+    training_steps: int = 0
+    rows: int = 500
+
+    def steps(self) -> Sequence[Step]:
+        names = self.corpora or settings.corpora(self.scale)
+        trained = [
+            step
+            for seed in range(self.seeds)
+            for corpus in names
+            for step in self._trained(corpus, (self.arms or tuple(ARMS)) if corpus == names[0] else MAIN, seed)
+        ]
+        shown = next((step.name for step in trained if step.labels["model"] == "ADLM"), None)
+        return [*trained, *([Step("player", Record(shown), needs=(shown,))] if shown else [])]
+
+    def _trained(self, corpus: str, arms: Sequence[str], seed: int) -> list[Step]:
+        """A step for each arm; two arms that come to the same run, as the recipe's own hand-over, are one."""
+        found: dict[str, Run] = {}
+        for arm in arms:
+            run = self._run(corpus, arm, seed)
+            if not any(replace(run, name=other.name) == other for other in found.values()):
+                found[arm] = run
+        return [
+            Step(
+                f"{corpus}/{run.name}/seed-{seed}",
+                Train(run, rows=self.rows),
+                {"corpus": corpus, "model": arm, "seed": seed},
+            )
+            for arm, run in found.items()
+        ]
+
+    def _run(self, corpus: str, arm: str, seed: int) -> Run:
+        kind, change = ARMS[arm]
+        run = settings.run_of(self.scale, corpus, kind, seed=seed, steps=self.training_steps or None)
+        return run if change is None else change(run)
+
+    def report(self, outcomes: Sequence[Outcome]) -> Report:
+        sections: list[Section] = []
+        for corpus in dict.fromkeys(outcome.labels["corpus"] for outcome in outcomes if "corpus" in outcome.labels):
+            here = of(outcomes, corpus=corpus)
+            sections += [_table(corpus, here), curves(corpus, here)]
+        return Report("Does anchoring help?", self.question, [*sections, *texts_of(outcomes)])
+
+
+def _table(corpus: str, outcomes: Sequence[Outcome]) -> Table:
+    """Every arm with its intervals over seeds, and how it stands to the MDLM of equal cost and to AR."""
+    arms = list(dict.fromkeys(outcome.labels["model"] for outcome in outcomes))
+    nats = {arm: nats_of(of(outcomes, model=arm)) for arm in arms}
+    base = next((arm for arm in AGAINST if arm in arms), None)
+    rows: list[list[Cell]] = []
+    for arm in arms:
+        first = of(outcomes, model=arm)[0].result
+        bound = first["scores"][next(iter(first["scores"]))]["nats_a_token"]["draws"] > 0
+        mean = over_runs(list(nats[arm].values()), bound=bound)
+        rows.append([
+            arm,
+            f"{first['parameters'] / 1e6:.2f} M",
+            f"{first['work'] / 1e12:,.0f}",
+            mean,
+            exponential(mean),
+            _difference(nats, arm, base),
+            _closed(nats, arm, base),
+        ])  # fmt: skip
+    columns = ("model", "parameters", "training work, TFLOP", "nats a token", "perplexity",
+               f"nats against {base}", "of the gap to AR closed")  # fmt: skip
+    seeds = max(len(each) for each in nats.values())
+    note = (
+        f"Held-out text of {corpus}, the same rows for all. ± is a 95 % interval over {seeds} seeds (Student's t), in "
+        "the last two columns of differences between runs that share a seed; ≤ marks a bound."
+    )
+    return Table(f"Held-out perplexity on {corpus}", note, columns, rows, ("", "", "", "low", "low", "low", "high"))
+
+
+Nats = dict[str, dict[int, float]]  # by arm and seed
+
+
+def _difference(nats: Nats, arm: str, base: str | None) -> Cell:
+    shared = _shared(nats, arm, base)
+    return paired([nats[arm][s] for s in shared], [nats[base][s] for s in shared]) if base and shared else None
+
+
+def _closed(nats: Nats, arm: str, base: str | None) -> Cell:
+    """In percent: 0 is the MDLM of equal cost, 100 is AR."""
+    shared = _shared(nats, arm, base, "AR")
+    if not base or not shared:
+        return None
+    gaps = [(nats[base][s] - nats[arm][s]) / (nats[base][s] - nats["AR"][s]) for s in shared]
+    return over_runs([100 * gap for gap in gaps])
+
+
+def _shared(nats: Nats, *arms: str | None) -> list[int]:
+    if any(arm is None or arm not in nats for arm in arms):
+        return []
+    return sorted(set.intersection(*(set(nats[arm]) for arm in arms if arm)))

@@ -1,0 +1,57 @@
+"""What the studies train, by scale: the corpora, the budget, and every kind of model under it.
+
+nano: minutes a model on one core; small: the CPU recipes, an hour or two; paper: the published ones.
+"""
+
+from dataclasses import replace
+
+from adlm.data.config import Corpus
+from adlm.data.packing import Padded, Wrapped
+from adlm.errors import UnknownName
+from adlm.models.sizes import SIZES
+from adlm.recipes import published, small
+from adlm.train.run import Run
+
+# Rows of 64 and small vocabularies: a model reads as much as it can in the few minutes it has.
+NANO: dict[str, Corpus] = {
+    "stories": Corpus("stories:40000", "words", Padded(64, begin=False, crop=True, predict_padding=True)),
+    "kjv": Corpus("kjv", "bpe:1024", Wrapped(64)),
+    "wikitext2": Corpus("wikitext2", "bpe:1024", Wrapped(64)),
+    "tinystories": Corpus("tinystories", "bpe:1024", Wrapped(64), train="valid", valid="test"),
+    "text8": Corpus("text8", "characters", Wrapped(128, separated=False)),
+}
+_SMALL = {"wikitext2": small.wikitext2, "tinystories": small.tinystories, "text8": small.text8}
+_PAPER = {"openwebtext": published.openwebtext, "lm1b": published.lm1b}
+STEPS, TOKENS = 400, 2048
+
+
+def corpora(scale: str) -> tuple[str, ...]:
+    """Those that a scale has runs for."""
+    return tuple(NANO if scale == "nano" else _SMALL if scale == "small" else _PAPER)
+
+
+def run_of(scale: str, corpus: str, kind: str, *, seed: int = 0, steps: int | None = None) -> Run:
+    """A run of a kind that recipes have, on a corpus of this scale.
+
+    The left-to-right model has the shape of the MDLM of equal cost, so that all that are compared cost the same.
+    """
+    if corpus not in corpora(scale):
+        raise UnknownName(f"corpus at {scale} scale", corpus, corpora(scale))
+    if kind == "ar-same-cost":
+        run = replace(small.left_to_right(run_of(scale, corpus, "mdlm-same-cost")), name=f"{corpus}-{kind}")
+    elif scale == "nano":
+        run = nano(NANO[corpus], kind)
+    else:
+        run = (_SMALL if scale == "small" else _PAPER)[corpus](kind)
+    return replace(run, train=replace(run.train, seed=seed, steps=steps or run.train.steps))
+
+
+def nano(data: Corpus, kind: str) -> Run:
+    """Some minutes on one core: width 128, 4 + 2 layers, 2,048 tokens a step."""
+    source = data.source.split(":")[0]
+    run = small.cpu_run(
+        f"{source}-{kind}", kind, data, SIZES["nano"], (4, 2), steps=STEPS, warmup=50, draws=4,
+        rows=TOKENS // data.rows.length,
+    )  # fmt: skip
+    validation = replace(run.validation, every=100, rows=128)
+    return replace(run, validation=validation, checkpoint=replace(run.checkpoint, every=200))

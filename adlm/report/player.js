@@ -1,0 +1,274 @@
+// A text as it appeared, to be played. `mountPlayer(element, data)` fills the element and returns {show, frames}.
+//
+// data: {length, given: [[i, text]], anchors: [i], frames: [{tokens: [[i, text or null]],
+//        guesses: [[i, [[text, p]] of the anchor stage, [[text, p]] of the final stage]]}]}
+// Whatever a model wrote goes into the page as textContent and nothing else.
+"use strict";
+
+const mountPlayer = (() => {
+  const SPEEDS = [0.5, 1, 2, 4];
+  const PASS = 9000; // milliseconds from the first frame to the last, where frames are neither few nor many
+  const WORD = 18; // letters that stay together on a line
+  const ICONS = {
+    play: "M7 4.5v15l13-7.5z", pause: "M7 5h3.6v14H7zM13.4 5H17v14h-3.6z",
+    back: "M6 5h2.6v14H6zM19 5v14L9.5 12z", forward: "M15.4 5H18v14h-2.6zM5 5v14l9.5-7z",
+  };
+
+  function make(kind, name, text) {
+    const element = document.createElement(kind);
+    if (name) element.className = name;
+    if (text !== undefined) element.textContent = text;
+    return element;
+  }
+
+  function icon(name) {
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    svg.setAttribute("viewBox", "0 0 24 24");
+    svg.setAttribute("aria-hidden", "true");
+    path.setAttribute("d", ICONS[name]);
+    svg.append(path);
+    return svg;
+  }
+
+  function button(name, label, act) {
+    const element = make("button", name);
+    element.type = "button";
+    element.title = label;
+    element.setAttribute("aria-label", label);
+    element.append(icon(name));
+    element.addEventListener("click", act);
+    return element;
+  }
+
+  // The canvas after frame k: each place's token, when it came, and what was last expected there.
+  function canvasAt(data, k) {
+    const places = Array.from({ length: data.length }, () => ({ text: null, since: -1, anchor: [], final: [], taken: false }));
+    for (const [i, text] of data.given) if (places[i]) places[i].text = text;
+    for (let f = 0; f <= k && f < data.frames.length; f++) {
+      for (const [i, text] of data.frames[f].tokens)
+        if (places[i]) Object.assign(places[i], { text, since: f, taken: text === null && f === k });
+      for (const [i, anchor, final] of data.frames[f].guesses)
+        if (places[i]) Object.assign(places[i], { anchor, final });
+    }
+    return places;
+  }
+
+  const percent = (p) => (p >= 0.995 ? "100 %" : p < 0.01 ? "< 1 %" : `${Math.round(100 * p)} %`);
+  const bare = (text) => text.trim() || "␣";
+
+  // Places, grouped so that a word and its full stop stay on one line; as wide as what will stand there in the end.
+  function layOut(text, data, last) {
+    const cells = [];
+    const mean = last.reduce((sum, place) => sum + bare(place.text ?? "").length, 0) / Math.max(1, last.length);
+    text.classList.toggle("letters", mean < 1.6);
+    let word = null, letters = 0;
+    last.forEach((place, i) => {
+      const final = place.text ?? "";
+      const apart = final.startsWith(" ") || !final.trim();
+      if (!word || apart || letters + final.length > WORD) {
+        if (word && apart) text.append(" ");
+        word = make("span", "word");
+        text.append(word);
+        letters = 0;
+      }
+      letters += final.length;
+      const cell = make("span", "token"), shown = make("span", "shown");
+      const size = make("span", "size", final.trim() || "\u00a0");
+      size.setAttribute("aria-hidden", "true");
+      cell.tabIndex = i ? -1 : 0;
+      cell.dataset.place = i;
+      cell.setAttribute("role", "button");
+      cell.dir = "auto";
+      cell.append(size, shown);
+      word.append(cell);
+      cells.push({ cell, shown, state: "" });
+      if (final.includes("⏎")) {
+        text.append(make("br"));
+        word = null;
+      }
+    });
+    return cells;
+  }
+
+  function ranking(title, candidates) {
+    const column = make("div", "ranking");
+    column.append(make("h4", "", title));
+    for (const [text, p] of candidates) {
+      const row = make("div", "candidate"), bar = make("span", "bar"), fill = make("span", "fill");
+      const name = make("span", "name", bare(text));
+      name.dir = "auto";
+      fill.style.setProperty("--p", p);
+      bar.append(fill);
+      row.append(name, bar, make("span", "share", percent(p)));
+      column.append(row);
+    }
+    return column;
+  }
+
+  function legend(data) {
+    const list = make("p", "legend");
+    const ramp = make("span", "ramp");
+    ramp.setAttribute("aria-hidden", "true");
+    const time = make("span", "entry");
+    time.append("written early", ramp, "late");
+    const blank = make("span", "entry"), block = make("span", "block", "guess");
+    blank.append(block, "masked, with the likeliest token");
+    list.append(time, blank);
+    if (data.anchors.length) {
+      const anchor = make("span", "entry");
+      anchor.append(make("span", "sample", "anchor"), "token by the model's rule");
+      list.append(anchor);
+    }
+    return list;
+  }
+
+  return function mountPlayer(element, data) {
+    const end = Math.max(0, data.frames.length - 1);
+    const last = canvasAt(data, end), anchors = new Set(data.anchors);
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    let at = 0, timer = null, speed = 1, looked = null, places = last;
+
+    const text = make("div", "text"), panel = make("div", "panel"), controls = make("div", "controls");
+    text.setAttribute("role", "group");
+    text.setAttribute("aria-label", "the text, place by place");
+    panel.setAttribute("role", "status");
+    panel.hidden = true;
+    const cells = layOut(text, data, last);
+
+    const back = button("back", "one step back", () => step(-1));
+    const toggle = button("play", "play", () => (timer === null ? play() : pause()));
+    const forward = button("forward", "one step forward", () => step(1));
+    const slider = make("input", "slider");
+    Object.assign(slider, { type: "range", min: 0, max: end, step: 1, value: 0 });
+    slider.setAttribute("aria-label", "frame");
+    slider.addEventListener("input", () => { pause(); show(Number(slider.value)); });
+    const count = make("span", "count");
+    const pace = make("select", "pace");
+    pace.setAttribute("aria-label", "speed");
+    for (const times of SPEEDS) pace.append(new Option(`${times} ×`, times, times === 1, times === 1));
+    pace.addEventListener("change", () => { speed = Number(pace.value); if (timer !== null) { stop(); run(); } });
+    controls.append(back, toggle, forward, slider, count, pace);
+
+    function draw(cell, place, i) {
+      const masked = place.text === null;
+      const guess = masked ? (place.anchor[0] ?? place.final[0] ?? null) : null;
+      const fresh = !masked && at > 0 && place.since === at;
+      const state = JSON.stringify([place.text, place.since, place.taken, fresh, guess]);
+      if (cell.state === state) return;
+      cell.state = state;
+      const name = ["token"];
+      if (masked) name.push("masked"); else name.push(place.since < 0 ? "given" : "written");
+      if (!masked && anchors.has(i) && place.text === last[i].text) name.push("anchor");
+      if (place.taken) name.push("taken");
+      if (fresh) name.push("fresh");
+      cell.cell.className = name.join(" ");
+      cell.shown.textContent = masked ? (guess ? bare(guess[0]) : "") : place.text.trim() || "\u00a0";
+      cell.cell.style.setProperty("--t", Math.max(0, place.since - 1) / Math.max(1, end - 1));
+      cell.cell.style.setProperty("--p", guess ? guess[1] : 0);
+      const spoken = masked ? (guess ? `masked, perhaps ${bare(guess[0])}` : "masked") : bare(place.text);
+      cell.cell.setAttribute("aria-label", name.includes("anchor") ? `${spoken}, an anchor` : spoken);
+    }
+
+    function show(k) {
+      at = Math.min(end, Math.max(0, k));
+      places = canvasAt(data, at);
+      cells.forEach((cell, i) => draw(cell, places[i], i));
+      const open = places.filter((place, i) => last[i].since >= 0);
+      const done = open.filter((place) => place.text !== null).length;
+      count.textContent = `${at} / ${end} · ${percent(open.length ? done / open.length : 1)}`;
+      slider.value = at;
+      slider.setAttribute("aria-valuetext", `frame ${at} of ${end}, ${done} of ${open.length} written`);
+      back.disabled = at === 0;
+      forward.disabled = at === end;
+      element.dataset.frame = at;
+      if (looked !== null) look(looked);
+    }
+
+    function step(by) { pause(); show(at + by); }
+    function wait() { return Math.min(450, Math.max(70, PASS / Math.max(1, end))) / speed; }
+    function stop() { clearTimeout(timer); timer = null; }
+    function run() { timer = setTimeout(() => { show(at + 1); if (at < end) run(); else pause(); }, wait()); }
+
+    function face(name) {
+      toggle.replaceChildren(icon(name));
+      toggle.title = name;
+      toggle.setAttribute("aria-label", name);
+      element.classList.toggle("playing", name === "pause");
+    }
+
+    function play() {
+      if (end === 0) return;
+      if (at >= end) show(0);
+      stop();
+      run();
+      face("pause");
+    }
+
+    function pause() { stop(); face("play"); }
+
+    function look(i) {
+      looked = i;
+      const place = places[i], masked = place.text === null;
+      const when = place.since < 0 ? "given" : `written in frame ${place.since}`;
+      const title = masked ? `Place ${i + 1}: masked` : `“${bare(place.text)}”, ${when}`;
+      const heading = make("div", "what", title);
+      heading.dir = "auto";
+      const columns = make("div", "columns");
+      if (place.anchor.length) columns.append(ranking("anchor stage", place.anchor));
+      if (place.final.length) columns.append(ranking(place.anchor.length ? "final stage" : "expected", place.final));
+      if (!masked && columns.childElementCount) heading.append(make("span", "before", ", expected before"));
+      if (!columns.childElementCount) columns.append(make("p", "none", "nothing was expected here yet"));
+      panel.replaceChildren(heading, columns);
+      panel.hidden = false;
+      const box = element.getBoundingClientRect(), cell = cells[i].cell.getBoundingClientRect();
+      const room = element.clientWidth - panel.offsetWidth - 8;
+      panel.style.setProperty("left", `${Math.max(8, Math.min(room, cell.left - box.left - 12))}px`);
+      panel.style.setProperty("top", `${cell.bottom - box.top + 6}px`);
+    }
+
+    function lookAway() { looked = null; panel.hidden = true; }
+
+    const placeOf = (target) => (target.closest?.(".token") ? Number(target.closest(".token").dataset.place) : null);
+    text.addEventListener("pointerover", (event) => {
+      const i = placeOf(event.target);
+      if (i === null) lookAway(); else look(i);
+    });
+    text.addEventListener("pointerleave", lookAway);
+    text.addEventListener("focusin", (event) => { const i = placeOf(event.target); if (i !== null) look(i); });
+    text.addEventListener("focusout", lookAway);
+
+    function walk(from, by) {
+      const to = Math.min(cells.length - 1, Math.max(0, from + by));
+      cells[from].cell.tabIndex = -1;
+      cells[to].cell.tabIndex = 0;
+      cells[to].cell.focus();
+    }
+
+    // In the text, arrows go from place to place; elsewhere in the player, from frame to frame.
+    element.addEventListener("keydown", (event) => {
+      const place = placeOf(event.target), by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (event.altKey || event.ctrlKey || event.metaKey || event.target === pace) return;
+      if (event.key === "Escape") lookAway();
+      else if (event.key === " " && event.target.tagName !== "BUTTON") { if (timer === null) play(); else pause(); }
+      else if (by && place !== null) walk(place, by);
+      else if (by && event.target !== slider) step(by);
+      else return;
+      event.preventDefault();
+    });
+
+    element.classList.add("player");
+    element.tabIndex = 0;
+    element.replaceChildren(controls, text, legend(data), panel);
+    show(still ? end : 0);
+    if (!still && "IntersectionObserver" in window) {
+      const seen = new IntersectionObserver((entries) => {
+        if (!entries.some((entry) => entry.isIntersecting)) return;
+        seen.disconnect();
+        if (at === 0 && timer === null) play();
+      }, { threshold: 0.5 });
+      seen.observe(controls);
+    }
+    return { show, frames: end };
+  };
+})();

@@ -1,0 +1,67 @@
+"""Put a trained model into the package, in half precision, with its twin's figures in its card.
+
+    adlm train box-adlm && adlm train box-mdlm-same-cost && python docs/box.py runs/box-adlm runs/box-mdlm-same-cost
+
+Both are scored in half precision, as the one is shipped, on the same held-out stories with the same masks.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import adlm
+from adlm.data.config import Corpus
+from adlm.evaluate.perplexity import perplexity
+from adlm.experiments.training import held_out
+from adlm.models.card import Facts
+from adlm.recipes.named import recipe
+from adlm.text_model import TextModel
+from adlm.types import Estimate
+
+BOX = Path(adlm.__file__).parent / "box"
+DRAWS, LIMIT = 32, 20_000_000
+NAMES = {"box-adlm": "ADLM (this model)", "box-mdlm-same-cost": "MDLM of equal cost, its twin"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs=2, help="of the model and of its twin")
+    parser.add_argument("--data", required=True, help="a sentence for the card: which part of the corpus this was")
+    parser.add_argument("--cache", type=Path)
+    options = parser.parse_args()
+    figures: dict[str, Estimate | float] = {}
+    models = []
+    for folder in options.folders:
+        model = TextModel.from_pretrained(folder)
+        model.network.half().float()  # rounded as it will be stored
+        run = recipe(folder.name)
+        assert isinstance(run.data, Corpus)
+        table = held_out(run.data, model.tokenizer, options.cache)
+        score = perplexity(model.network, table, draws=DRAWS)
+        name = NAMES[run.name]
+        figures[f"{name}: parameters"] = sum(parameter.numel() for parameter in model.network.parameters())
+        figures[f"{name}: bound, nats a token of {len(table)} held-out stories"] = score.nats_a_token
+        figures[f"{name}: perplexity, at most"] = score.perplexity
+        models.append(model)
+    model = models[0]
+    facts = Facts(licence="cdla-sharing-1.0", language="en", data=options.data, figures=figures, notes=NOTES)
+    if BOX.exists():
+        shutil.rmtree(BOX)
+    TextModel(model.network.half(), model.config, model.tokenizer).save(BOX, facts=facts)
+    size = sum(path.stat().st_size for path in BOX.iterdir())
+    if size > LIMIT:
+        raise SystemExit(f"{size / 1e6:.1f} MB: the box holds {LIMIT / 1e6:.0f}")
+    print(json.dumps({name: str(value) for name, value in figures.items()}, indent=1))
+    print(f"{BOX}: {size / 1e6:.1f} MB")
+    print(*TextModel.from_pretrained("box").generate(n=2, seed=0), sep="\n\n")
+
+
+NOTES = """
+A small model of small stories: it shows how anchored diffusion writes and fills in, and is fit for nothing else. It was
+trained on a CPU by the recipe `box-adlm`, its twin by `box-mdlm-same-cost`, on the same stories in the same order.
+"""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Bring the results of studies into docs/results: NAME.json, its charts, and NAME.md with its tables.
+
+    python docs/collect.py runs/anchoring runs/anchors ...
+
+`make results` carries the studies out and then runs this.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from adlm.configs import from_json
+from adlm.experiments import named  # noqa: F401 - the studies are known once they are imported
+from adlm.experiments.study import RESULTS, Study, read_results
+from adlm.report.chart import save_svg
+from adlm.report.sections import Cell, Chart, Section, Table
+
+OUT = Path(__file__).parent / "results"
+KEPT_TEXTS = 1
+
+
+def main() -> None:
+    for folder in map(Path, sys.argv[1:]):
+        record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        study = from_json(Study, record["settings"])  # type: ignore[type-abstract]
+        report = study.report(read_results(folder / RESULTS))
+        for outcome in record["outcomes"]:
+            outcome["result"].pop("player", None)  # made again by whoever runs the study
+            if "texts" in outcome["result"]:
+                outcome["result"]["texts"] = outcome["result"]["texts"][:KEPT_TEXTS]
+        text = json.dumps(record, indent=1) + "\n"
+        if str(Path.home()) in text or str(Path.cwd()) in text:
+            raise SystemExit(f"{folder}: a path of this machine is in the results")
+        (OUT / f"{study.name}.json").write_text(text, encoding="utf-8")
+        for old in OUT.glob(f"{study.name}-*.svg"):
+            old.unlink()
+        lines = [f"# {report.title}", report.lead, f"`adlm experiment {study.name} --seeds {study.seeds}`; "
+                 f"[all numbers]({study.name}.json)."]  # fmt: skip
+        charts = 0
+        for section in report.sections:
+            if isinstance(section, Chart):
+                charts += 1
+                save_svg(section, OUT / f"{study.name}-{charts}.svg")
+                lines += [f"## {section.title}", f"![{section.title}]({study.name}-{charts}.svg)", section.note]
+            elif isinstance(section, Table):
+                lines += [f"## {section.title}", _table(section), section.note]
+            elif isinstance(section, Section):
+                continue  # samples and players are for the page
+        (OUT / f"{study.name}.md").write_text("\n\n".join(filter(None, lines)) + "\n", encoding="utf-8")
+        print(f"{study.name}: {len(record['outcomes'])} outcomes, {charts} charts")
+
+
+def _table(table: Table) -> str:
+    rows = [table.columns, ["---"] * len(table.columns), *([_text(cell) for cell in row] for row in table.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _text(cell: Cell) -> str:
+    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()

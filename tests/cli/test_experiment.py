@@ -1,0 +1,62 @@
+"""`adlm experiment` from the command line: real processes, real files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adlm.cli import main
+from adlm.train.folder import read_run
+
+# Two steps on two hundred stories: every part of the command, none of the quality.
+TINY = ["--set", 'corpora=["stories"]', "--set", 'arms=["AR", "ADLM"]', "--set", "training_steps=2", "--set", "rows=8"]
+
+
+def test_the_studies_are_listed_with_what_they_ask(capsys):
+    assert main(["experiment", "list"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name in ("anchoring", "generation", "domains", "anchors", "efficiency", "sample-complexity"):
+        assert name in shown
+
+
+def test_an_unknown_study_is_named_with_the_nearest(capsys):
+    assert main(["experiment", "anchorin"]) == 2
+    assert "did you mean 'anchoring'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--scale", "huge"], "scale"),
+        (["--seeds", "0"], "fewer than 1"),
+        (["--jobs", "0"], "fewer than 1"),
+        (["--set", "colour=red"], "colour"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_done(words, said, tmp_path, capsys):
+    assert main(["experiment", "anchoring", "--out", str(tmp_path / "out"), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_trains_nothing_and_leaves_runs_that_train_elsewhere(tmp_path, capsys):
+    assert main(["experiment", "anchoring", "--scale", "paper", "--plan", "--seeds", "1", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    files = sorted((tmp_path / "plan").rglob("*.json"))
+    assert len(files) == shown.count("adlm train ") > 10
+    assert {read_run(file).train.steps for file in files} == {1_000_000}
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_two_jobs_share_the_work_and_the_report_has_all_of_it(tmp_path, capsys):
+    words = ["experiment", "anchoring", *TINY, "--seeds", "2", "--out", str(tmp_path)]
+    assert main([*words, "--jobs", "2"]) == 0, (tmp_path / "worker-1.log").read_text()
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [each["labels"].get("model") for each in results["outcomes"]] == ["AR", "ADLM", "AR", "ADLM", None]
+    assert "Held-out perplexity on stories" in capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
+    assert "To repeat it" in page
+    assert str(Path.cwd()) not in page
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("steps/**/*.json")}
+    assert main(words) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("steps/**/*.json")}
