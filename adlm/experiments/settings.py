@@ -14,11 +14,11 @@ from adlm.train.run import Run
 
 # Rows of 64 and small vocabularies: a model reads as much as it can in the few minutes it has.
 NANO: dict[str, Corpus] = {
-    "stories": Corpus("stories:40000", "words", Padded(64, begin=False, crop=True, predict_padding=True)),
     "kjv": Corpus("kjv", "bpe:1024", Wrapped(64)),
     "wikitext2": Corpus("wikitext2", "bpe:1024", Wrapped(64)),
     "tinystories": Corpus("tinystories", "bpe:1024", Wrapped(64), train="valid", valid="test"),
     "text8": Corpus("text8", "characters", Wrapped(128, separated=False)),
+    "stories": Corpus("stories:40000", "words", Padded(64, begin=False, crop=True, predict_padding=True)),
 }
 _SMALL = {"wikitext2": small.wikitext2, "tinystories": small.tinystories, "text8": small.text8}
 _PAPER = {"openwebtext": published.openwebtext, "lm1b": published.lm1b}
