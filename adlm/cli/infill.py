@@ -35,7 +35,7 @@ def command(
     Texts go to the standard output, what it took to the standard error.
 
     Args:
-        model: the folder of a model, or its name on the Hugging Face Hub.
+        model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
         text: with [MASK] for each missing token, [MASK:4] for four, [MASK:2-6] for two to six.
         hole: what may stand in a hole, once for each in order: any, digits, 'choice:red|blue green', or
             'pattern:[A-Z][a-z]+', a regular expression.

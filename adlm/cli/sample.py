@@ -28,7 +28,7 @@ _BETWEEN = "-" * 40
 
 
 def command(
-    model: Annotated[str, tyro.conf.Positional],
+    model: Annotated[str, tyro.conf.Positional] = "box",
     /,
     *,
     prompt: str | None = None,
@@ -57,7 +57,7 @@ def command(
     Texts go to the standard output, what it took to the standard error.
 
     Args:
-        model: the folder of a model, or its name on the Hugging Face Hub.
+        model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
         prompt: what the texts begin with.
         prompts: a file of prompts instead: one a line, or .jsonl with an object a line that has a "prompt".
         suffix: what the texts end with; for masked models.

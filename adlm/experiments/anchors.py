@@ -74,7 +74,7 @@ class Anchors(Study):
     corpus: str = ""
     axes: tuple[str, ...] = ()
     training_steps: int = 0
-    rows: int = 500
+    rows: int = 400
     probed: int = 64
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ class Efficiency(Study):
 
     corpus: str = ""
     training_steps: int = 0
-    rows: int = 500
+    rows: int = 400
     rounds: int = 12
     sampling_rounds: int = 5
     sampling_steps: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
