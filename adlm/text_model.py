@@ -25,7 +25,7 @@ from adlm.samplers.board import Watch
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Wording
 from adlm.samplers.holes import Template
-from adlm.samplers.named import canonical, default_sampler, sampler_for
+from adlm.samplers.named import canonical, default_sampler, names_one, sampler_for
 from adlm.samplers.sampler import Sampler
 from adlm.types import Batch, Estimate
 
@@ -126,8 +126,15 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         return ModelCard(card_text(self.network, config.network, config.vocabulary, config.rows, Facts(**facts)))
 
     def sampler(self, sampler: Sampler | str | None = None, **options: object) -> Sampler:
-        """The one that `generate` takes for a name and options. Blocks see as much at once as a row of the model."""
+        """The one that `generate` takes for a name and options. Blocks see as much at once as a row of the model.
+
+        Without a name it is the model's own (`ModelConfig.sampling`), with these options instead of its own.
+        """
         given = canonical(options)
+        if sampler is None and not names_one(given):
+            own = dict(self.config.sampling)
+            sampler = own.pop("sampler", None)
+            given = canonical(own) | given
         if "block_size" in given:
             given.setdefault("window", self.config.rows.length)
         return sampler_for(self.network, sampler, given)

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,12 +9,12 @@ from hypothesis import strategies as st
 from adlm import text_model
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_words
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, UnknownName
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
-from adlm.samplers import Ancestral, Blocks, LeftToRight, Sample, Sampler
+from adlm.samplers import Ancestral, Blocks, FirstHitting, LeftToRight, Sample, Sampler, Temperature, TopK
 from adlm.text_model import TextModel
 
 TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
@@ -243,3 +244,29 @@ def test_mistakes_are_answered(masked, options, message):
 
 def test_no_prompts_give_no_texts(masked):
     assert masked.generate([]) == []
+
+
+def test_a_model_may_bring_its_own_way_to_sample(masked, tmp_path):
+    own = TextModel(
+        masked.network,
+        replace(masked.config, sampling={"sampler": "first-hitting", "top_k": 3}),
+        masked.tokenizer,
+    )
+    assert own.sampler() == FirstHitting(filters=(TopK(3),))
+    assert own.sampler(top_k=5, temperature=0.5) == FirstHitting(filters=(Temperature(0.5), TopK(5)))
+    assert own.sampler("ancestral", steps=4) == Ancestral(steps=4)  # another has nothing of it
+    assert own.sampler(remasking="low_confidence").filters == ()
+    own.save(tmp_path / "own")
+    again = TextModel.from_pretrained(tmp_path / "own")
+    assert again.config == own.config
+    assert (
+        again.generate("the", seed=3)
+        == own.generate("the", seed=3)
+        == masked.generate("the", seed=3, sampler="first-hitting", top_k=3)
+    )
+
+
+def test_an_own_way_that_makes_no_sense_is_named(masked):
+    wrong = TextModel(masked.network, replace(masked.config, sampling={"sampler": "guessing"}), masked.tokenizer)
+    with pytest.raises(UnknownName, match="guessing"):
+        wrong.generate()

@@ -18,6 +18,7 @@ from adlm.errors import AdlmError, ModelError
 from adlm.models.card import CARD, Facts, card_text, may_replace
 from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
+from adlm.models.transformers_causal import TransformersCausalConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.models.weights import read_weights, write_weights
 
@@ -27,7 +28,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_roles.json")
 FILES = (CONFIG, *TOKENIZER, WEIGHTS)
 FORMAT = 1
 # What a config can name. A class is known once its module is imported, so they are imported here.
-NETWORKS: tuple[type[NetworkConfig], ...] = (OneStageConfig, TwoStageConfig)
+NETWORKS: tuple[type[NetworkConfig], ...] = (OneStageConfig, TwoStageConfig, TransformersCausalConfig)
 _UNFINISHED = ".saving-"
 
 
@@ -37,12 +38,14 @@ class ModelConfig:
 
     Args:
         run: the training run, as JSON, where there was one: it can be trained again.
+        sampling: what texts are written with where nothing is said: a sampler by name and its options.
     """
 
     network: NetworkConfig
     vocabulary: Vocabulary
     rows: Packing
     run: dict[str, Any] | None = field(default=None, hash=False)
+    sampling: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def build(self) -> LanguageModel:
         return self.network.build(self.vocabulary)

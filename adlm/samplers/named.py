@@ -198,6 +198,11 @@ def _checked(name: str, value: object, kind: type) -> Any:
     raise ConfigError(f"asked for {name}={value!r}", f"a value of type {type(value).__name__}", fix)
 
 
+def names_one(options: Mapping[str, object]) -> bool:
+    """Whether one of the options names a sampler."""
+    return any(way in options for way in _CHOOSING)
+
+
 def _chosen(model: LanguageModel, sampler: str | None, given: dict[str, Any]) -> str:
     """The name of the sampler. Takes away the options that name one."""
     ways = {way: given.pop(way) for way in _CHOOSING if way in given}
