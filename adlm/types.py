@@ -19,6 +19,7 @@ class Batch:
         fixed: [B, L] bool; given positions (a prompt): visible, never corrupted, never scored.
         anchors: [B, L] bool; anchor positions when the data brings them.
         documents: [B, L] numbers of the documents packed in a row, where they must not see each other.
+        targets: [B, L] ids; what the feature of a position is to predict beside its token, -1 where nothing.
     """
 
     tokens: Tensor
@@ -28,6 +29,7 @@ class Batch:
     fixed: Tensor | None = None
     anchors: Tensor | None = None
     documents: Tensor | None = None
+    targets: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}

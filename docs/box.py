@@ -16,8 +16,8 @@ from adlm.data.config import Corpus
 from adlm.evaluate.perplexity import perplexity
 from adlm.experiments.training import held_out
 from adlm.models.card import Facts
-from adlm.recipes.named import recipe
 from adlm.text_model import TextModel
+from adlm.train.folder import read_run
 from adlm.types import Estimate
 
 BOX = Path(adlm.__file__).parent / "box"
@@ -38,7 +38,7 @@ def main() -> None:
     for folder in options.folders:
         model = TextModel.from_pretrained(folder)
         model.network.half().float()  # rounded as it will be stored
-        run = recipe(folder.name)
+        run = read_run(folder)
         assert isinstance(run.data, Corpus)
         table = held_out(run.data, model.tokenizer, options.cache)
         score = perplexity(model.network, table, draws=DRAWS)

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "adlm"
 LAYERS = [
     ["cli", "__main__", "__init__"],
     ["experiments"],
-    ["report"],
+    ["report", "reasoning"],
     ["recipes"],
     ["convert"],
     ["text_model"],

@@ -22,7 +22,6 @@ from adlm.errors import ConfigError, TrainingError
 from adlm.experiments.named import study_of
 from adlm.experiments.study import (
     REPORT,
-    Attendance,
     Outcome,
     Step,
     Study,
@@ -35,6 +34,7 @@ from adlm.report.chart import save_svg
 from adlm.report.page import write_report
 from adlm.report.sections import Chart, Code, Interval, Report, Table
 from adlm.train.plan import summary
+from adlm.train.sitting import Attendance
 
 
 def command(

@@ -49,7 +49,7 @@ def permuted(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.in
 def read_rows(table: Table, rows: NDArray[np.int64], *, first_draw: int = 0) -> Batch:
     """These rows as a batch whose draws are numbered from `first_draw`."""
     tokens = table.tokens(rows)
-    fixed, documents = table.fixed(rows), table.documents(tokens)
+    fixed, documents, targets = table.fixed(rows), table.documents(tokens), table.targets(rows)
     return Batch(
         tokens=torch.from_numpy(tokens),
         valid=torch.from_numpy(table.valid(rows)),
@@ -57,6 +57,7 @@ def read_rows(table: Table, rows: NDArray[np.int64], *, first_draw: int = 0) -> 
         draw=torch.arange(first_draw, first_draw + len(rows)),
         fixed=None if fixed is None else torch.from_numpy(fixed),
         documents=None if documents is None else torch.from_numpy(documents),
+        targets=None if targets is None else torch.from_numpy(targets),
     )
 
 

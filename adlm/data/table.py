@@ -53,6 +53,10 @@ class Table(ABC):
         """[N, length]: which document of its row each token belongs to, where they are not to see each other."""
         return None
 
+    def targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """[N, length]: what the state at each position is to predict beside its token; -1 where nothing."""
+        return None
+
     def scored_lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """[N] tokens of text that a model has to write: what nats are divided by to give a perplexity.
 

@@ -6,10 +6,11 @@ from adlm.experiments.anchors import Anchors
 from adlm.experiments.domains import Domains
 from adlm.experiments.efficiency import Efficiency
 from adlm.experiments.generation import Generation
+from adlm.experiments.reasoning import Reasoning
 from adlm.experiments.sample_complexity import SampleComplexity
 from adlm.experiments.study import Study
 
-_ALL = (Anchoring, Generation, Domains, Anchors, Efficiency, SampleComplexity)
+_ALL = (Anchoring, Generation, Reasoning, Domains, Anchors, Efficiency, SampleComplexity)
 STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 
 

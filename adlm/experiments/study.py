@@ -23,7 +23,7 @@ from adlm.data.shards import write_atomically
 from adlm.errors import ConfigError, DataError, UnknownName
 from adlm.evaluate.result import versions
 from adlm.report.sections import Report
-from adlm.train.sitting import Watch
+from adlm.train.sitting import Attendance, Watch
 
 SCHEMA = "adlm.study.v1"
 SCALES = ("nano", "small", "paper")
@@ -125,13 +125,6 @@ class Study(ABC):
     @abstractmethod
     def report(self, outcomes: Sequence[Outcome]) -> Report:
         """Of what is done so far: outcomes may be missing."""
-
-
-class Attendance(NamedTuple):
-    """Who watches a step: `watch` is told of training steps, `say` what a person should know."""
-
-    watch: Watch | None = None
-    say: Callable[[str], None] = print
 
 
 # Around each step: (step, steps done, of how many) -> who watches it.

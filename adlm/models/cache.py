@@ -20,6 +20,12 @@ class Memory:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Take those of n new positions [B, H, n, D/H]; gives those of all so far [B, H, length, D/H]."""
+        if torch.is_grad_enabled():
+            # A backward pass needs what earlier positions were given: nothing may be written over.
+            self.keys = k if self.keys is None else torch.cat([self.keys, k], 2)
+            self.values = v if self.values is None else torch.cat([self.values, v], 2)
+            self.length = self.keys.shape[2]
+            return self.keys, self.values
         if self.keys is None or self.values is None:
             # Not before: only now it is known in which type and on which device they come.
             self.keys, self.values = (x.new_empty(*x.shape[:2], self.room, x.shape[-1]) for x in (k, v))
@@ -51,10 +57,12 @@ class Cache:
         rows: B.
         room: L; memory for so many positions is set aside when the first are read.
         t: [B], for time-conditioned models: what is kept belongs to one time.
+        segments: [B, n] of the first positions, where rows do not begin at the first: positions see each other where
+            they are equal. Later positions belong to the segment of the last.
     """
 
-    def __init__(self, rows: int, room: int, t: Tensor | None = None) -> None:
-        self.rows, self.room, self.t, self.length = rows, room, t, 0
+    def __init__(self, rows: int, room: int, t: Tensor | None = None, segments: Tensor | None = None) -> None:
+        self.rows, self.room, self.t, self.segments, self.length = rows, room, t, segments, 0
         self._memories: dict[nn.Module, Memory] = {}
 
     def of(self, block: nn.Module) -> Memory:
@@ -62,10 +70,18 @@ class Cache:
             self._memories[block] = Memory(self.room)
         return self._memories[block]
 
+    def segments_after(self, new: int) -> Tensor | None:
+        """[B, length + new]: the segments of all positions once so many new ones are read."""
+        known, length = self.segments, self.length + new
+        if known is None or known.shape[1] >= length:
+            return None if known is None else known[:, :length]
+        return torch.cat([known, known[:, -1:].expand(-1, length - known.shape[1])], 1)
+
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these [B] bool."""
         self.rows = int(rows.sum())
         self.t = None if self.t is None else self.t[rows]
+        self.segments = None if self.segments is None else self.segments[rows]
         for memory in self._memories.values():
             memory.keep(rows)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from adlm.errors import ConfigError
 from adlm.models.language_model import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
@@ -27,7 +28,11 @@ def shape_of(network: NetworkConfig) -> Shape:
         return Shape(network.stack, (network.stack.layers,))
     if isinstance(network, TwoStageConfig):
         return Shape(network.anchor, (network.anchor.layers, network.denoiser_layers))
-    raise TypeError(f"nothing is known of the shape of {type(network).__name__}")
+    raise ConfigError(
+        f"asked what {type(network).__name__} costs",
+        "only networks of this package are counted",
+        "train it without a plan",
+    )
 
 
 class Parameters(NamedTuple):

@@ -53,6 +53,22 @@ def find_model(name: str | Path, *, revision: str | None, asked: str, **options:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), **options))
 
 
+def find_transformers_model(name: str, *, asked: str) -> Path:
+    """The folder of a model as the library transformers saves them: `name` itself, or where its files are kept.
+
+    Of a model on the Hub only JSON and safetensors are fetched.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if not _NAME.fullmatch(name):
+        found = "no folder of that name, and it is no name on the Hub, which would be owner/name"
+        raise ModelError(asked, found, "name a folder, or owner/name, such as openai-community/gpt2")
+    with explained(asked + ", which is no folder here"):
+        patterns = ["config.json", "tokenizer.json", "model*.safetensors", "model.safetensors.index.json"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+
+
 def has_edited_card(name: str, *, revision: str | None, token: str | bool | None) -> bool:
     """Whether the repository has a card that somebody wrote or changed by hand."""
     try:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from adlm.errors import ConfigError
 from adlm.models.cache import Cache
 from adlm.models.derived import frozen
+from adlm.models.fed import at_columns, check_span, read_in_passes
 from adlm.models.int8 import check_supported
 from adlm.models.layers import Block, places_in, starts_of
 from adlm.models.stack import Stack
@@ -68,19 +69,26 @@ class Embedding(nn.Module):
             nn.init.uniform_(self.tokens.weight, -(width**-0.5), width**-0.5)
         self.positions = nn.Parameter(0.02 * torch.randn(positions, width)) if positions else None
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None, start: int = 0) -> Tensor:
-        """`start` is the place of the first position, where rows are read in parts."""
-        x: Tensor = self.tokens(tokens)
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        return self.placed(self.tokens(tokens), segments)
+
+    def placed(self, x: Tensor, segments: Tensor | None = None, start: int = 0) -> Tensor:
+        """Vectors [B, L, D] with those of their places added.
+
+        Args:
+            segments: [B, start + L].
+            start: number of the first position, where rows are read in parts.
+        """
         if self.positions is None:
             return x
-        end = start + tokens.shape[1]
+        end = start + x.shape[1]
         if end > len(self.positions):
             raise ConfigError(
                 f"asked to read rows of {end} tokens",
                 f"the model has learned {len(self.positions)} places",
                 "use shorter rows, or a model with positions=0",
             )
-        return x + (self.positions[start:end] if segments is None else self.positions[places_in(segments)])
+        return x + (self.positions[start:end] if segments is None else self.positions[places_in(segments)[:, start:]])
 
 
 class Head(nn.Module):
@@ -152,19 +160,62 @@ class LanguageModel(nn.Module, ABC):
     def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
         """As `features`, on the rows as they are."""
 
-    def cache(self, rows: int, length: int, t: Tensor | None = None) -> Cache:
+    def fed_features(
+        self,
+        tokens: Tensor,
+        first: int,
+        count: int,
+        t: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> Features:
+        """As `features`, but tokens first .. first + count - 1 of each row are read as thoughts (arXiv 2412.06769).
+
+        In place of the embedding of token c, position c + 1 reads the final feature of position c: what the model had
+        to say there, whole, instead of one token drawn from it. Each position is computed once, with gradients through
+        all that it has read: those before the thoughts in one pass, thoughts one by one, the rest in one pass. These
+        passes store their activations, whatever `checkpoint_activations` says. Of left-to-right models.
+
+        Args:
+            first: the same column in every row; texts of different lengths are padded on the left.
+            t, segments, wanted: as in `features`.
+        """
+        check_span(tokens, first, count)
+        self._check_causal("to be fed its own features")
+        if count == 0:
+            return self.features(tokens, t, segments=segments, wanted=wanted)
+        cache = Cache(len(tokens), tokens.shape[1], t, segments)
+        inputs = shifted(tokens, self.vocabulary.mask_id, segments)
+        fed = range(first + 1, first + count + 1)
+        # No weight changes between the passes, so what is derived from them is made once, with gradients of its own.
+        with_gradients = torch.is_grad_enabled()
+        with self.frozen(), torch.set_grad_enabled(with_gradients):
+            return read_in_passes(self._extended, self._vectors(inputs), fed, cache, wanted)
+
+    def cache(self, rows: int, length: int, t: Tensor | None = None, *, segments: Tensor | None = None) -> Cache:
         """For `extend`, with room for rows of so many tokens. Of left-to-right models.
 
         Args:
             t: [B], for time-conditioned models.
+            segments: [B, n] of the first n tokens, where these are texts of different lengths, padded on the left.
         """
+        self._check_causal("for a cache")
+        if segments is not None and (len(segments) != rows or not bool((segments[:, -1:] >= 0).all())):
+            raise ConfigError(
+                f"asked for a cache of {rows} rows that begin with texts of different lengths",
+                f"segments for {len(segments)} rows, of which {int((segments[:, -1:] < 0).sum())} end in padding",
+                "give those of each row, padded on the left, so that all texts can go on",
+            )
+        return Cache(rows, length, t, segments)
+
+    def _check_causal(self, purpose: str) -> None:
         if not self.causal:
             raise ConfigError(
-                f"asked a {type(self).__name__} that sees both sides for a cache",
+                f"asked a {type(self).__name__} that sees both sides {purpose}",
                 "what it makes of a token changes with those to the right",
                 "use features, or a model with causal stacks",
             )
-        return Cache(rows, length, t)
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, cache: Cache, *, every: bool = False) -> Features:
@@ -175,19 +226,52 @@ class LanguageModel(nn.Module, ABC):
             every: `final` is [B, n, D], of all positions that are new, instead of [B, D]; a first call has one more,
                 since nothing had predicted its first token yet. Together they are `features` of the whole rows.
         """
-        inputs = tokens if cache.length else F.pad(tokens, (1, 0), value=self.vocabulary.mask_id)
-        cache.check(inputs)
+        inputs = self._inputs(tokens, cache)
         new = inputs.shape[1]
         wanted = None
         if new > 1 and not every:
             wanted = (torch.arange(new, device=inputs.device) == new - 1).expand_as(inputs)
-        features = self._extended(inputs, cache, wanted)
+        features = self._extended(self._vectors(inputs), cache, wanted)
         cache.length += new
         return features if every else features._replace(final=features.final.flatten(1))
 
-    def _extended(self, inputs: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
-        """As `_features`, of new positions that read `inputs` [B, n] as they are."""
-        raise ConfigError(
+    @torch.no_grad()
+    def read_fed(self, tokens: Tensor, first: int, count: int, cache: Cache) -> Features:
+        """A first `extend` in which tokens first .. first + count - 1 are thoughts, as in `fed_features`.
+
+        Gives `final` [B, count + 1, D]: having read each thought, and having read everything, which predicts the token
+        to come.
+        """
+        check_span(tokens, first, count)
+        if cache.length:
+            raise ConfigError("asked to feed thoughts", "the cache has read something", "make a new cache")
+        inputs = self._inputs(tokens, cache)
+        fed = range(first + 1, first + count + 1)
+        wanted = at_columns(inputs, [*fed, -1])
+        features = read_in_passes(self._extended, self._vectors(inputs), fed, cache, wanted)
+        final = features.final.unflatten(0, (len(tokens), -1))
+        # Where nothing follows the thoughts, the last of them is the end too.
+        return features._replace(final=torch.cat([final[:, :count], final[:, -1:]], 1))
+
+    def _inputs(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """What the next positions read: these tokens, the mask where a row or a segment begins."""
+        inputs = tokens if cache.length else F.pad(tokens, (1, 0), value=self.vocabulary.mask_id)
+        cache.check(inputs)
+        segments = cache.segments_after(inputs.shape[1])
+        if segments is None:
+            return inputs
+        return inputs.masked_fill(starts_of(segments)[:, cache.length :], self.vocabulary.mask_id)
+
+    def _vectors(self, inputs: Tensor) -> Tensor:
+        """[B, n] -> [B, n, D]: tokens as `_extended` reads them."""
+        raise self._keeps_nothing()
+
+    def _extended(self, vectors: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+        """As `_features`, of new positions that read `vectors` [B, n, D] as they are."""
+        raise self._keeps_nothing()
+
+    def _keeps_nothing(self) -> ConfigError:
+        return ConfigError(
             f"asked {type(self).__name__} to read on", "it keeps nothing of what it has read", "use features"
         )
 

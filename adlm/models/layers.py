@@ -20,7 +20,8 @@ class Layout(NamedTuple):
     """Where positions stand and whom they see: the same for all blocks of a pass.
 
     cos, sin: [L, 1, 1, D/H/2], or [B, L, 1, 1, D/H/2] where rows differ.
-    segments: [B, L]; positions of one row see each other where these are equal; None: all do.
+    segments: [B, L]; positions of one row see each other where these are equal; None: all do. Where rows are read in
+        parts, those of the positions before these come first.
     hidden: [L, L] or [B, 1, L, L] bool, True where a position (row) must not see another (column); None: nowhere.
         Where rows are read in parts, there are columns for the positions before these too.
     causal: `hidden` is the plain triangle.
@@ -140,11 +141,13 @@ class ShortConvolution(nn.Module):
         padded = F.pad(x, (0, 0, *sides)) if memory is None else memory.following(x, self.before)
         # Shifted products beat conv1d with groups on a CPU, and need no transpose.
         weight = self.weight.to(x.dtype)
+        start = 0 if segments is None else segments.shape[1] - length  # of x, where rows are read in parts
         out = x
         for k in range(size):
             neighbour = padded[:, k : k + length]
             if segments is not None and k != self.before:
-                same = F.pad(segments, sides, value=-2)[:, k : k + length] == segments
+                there = F.pad(segments, sides, value=-2)[:, start + k : start + k + length]
+                same = there == segments[:, start:]
                 neighbour = neighbour * same[..., None]
             out = out + neighbour * weight[k]
         return out

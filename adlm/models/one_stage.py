@@ -45,8 +45,11 @@ class OneStage(LanguageModel):
             tokens = shifted(tokens, self.vocabulary.mask_id, segments)
         return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, wanted)[1])
 
-    def _extended(self, inputs: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
-        embedded = self.embedding(inputs, start=cache.length)
+    def _vectors(self, inputs: Tensor) -> Tensor:
+        return self.embedding.tokens(inputs)
+
+    def _extended(self, vectors: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+        embedded = self.embedding.placed(vectors, cache.segments_after(vectors.shape[1]), cache.length)
         return Features(self.stack(embedded, sigma_at(cache.t), wanted=wanted, cache=cache)[1])
 
     def logits(self, final: Tensor) -> Tensor:

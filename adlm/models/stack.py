@@ -112,9 +112,12 @@ class Stack(Deriving):
             segments: [B, L] numbers; positions see each other where they are equal. Each number has one run of
                 positions in a row.
             wanted: [B, L] bool; with it both results are [N, D], at these positions alone.
-            cache: of the positions before these, for causal stacks; it gets what blocks keep of these.
+            cache: of the positions before these, for causal stacks; it gets what blocks keep of these, and knows the
+                segments.
         """
         condition = self._condition(sigma)
+        if cache is not None:
+            segments = cache.segments_after(x.shape[1])
         layout = self._layout(x, segments, 0 if cache is None else cache.length)
         last, again = len(self.blocks) - 1, self.config.reread
         if again:
@@ -124,13 +127,15 @@ class Stack(Deriving):
                 x = x + embedded
             memory = None if cache is None else cache.of(block)
             arguments = (x, layout, condition, wanted if i == last else None, memory)
-            if self.checkpointing and self.training:
+            # What a cache was given once it would be given again in the backward pass.
+            if self.checkpointing and self.training and cache is None:
                 x = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x = block(*arguments)
         return x, self._normalised(x, condition, wanted)
 
     def _layout(self, x: Tensor, segments: Tensor | None, start: int) -> Layout:
+        """Of the positions `start` and after; `segments` [B, start + L] has those before them too."""
         length = x.shape[1]
         hidden = None
         if self.config.causal and not (start and length == 1):  # one new position sees all
@@ -138,8 +143,8 @@ class Stack(Deriving):
         if segments is None:
             cos, sin = self.rotary(torch.arange(start, start + length, device=x.device)[:, None, None])
             return Layout(cos, sin, None, hidden, self.config.causal and not start)
-        apart = (segments[:, :, None] != segments[:, None, :])[:, None]
-        cos, sin = self.rotary(places_in(segments)[:, :, None, None])
+        apart = (segments[:, start:, None] != segments[:, None, :])[:, None]
+        cos, sin = self.rotary(places_in(segments)[:, start:, None, None])
         return Layout(cos, sin, segments, apart if hidden is None else apart | hidden)
 
     def _normalised(self, x: Tensor, condition: Tensor | None, wanted: Tensor | None) -> Tensor:

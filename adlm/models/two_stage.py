@@ -65,8 +65,12 @@ class TwoStage(LanguageModel):
         stage = self.anchor_stage(tokens, t, segments=segments)
         return Features(self._denoised(stage, t, segments, wanted), stage.anchor)
 
-    def _extended(self, inputs: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
-        embedded, sigma = self.embedding(inputs, start=cache.length), sigma_at(cache.t)
+    def _vectors(self, inputs: Tensor) -> Tensor:
+        return self.embedding.tokens(inputs)
+
+    def _extended(self, vectors: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+        embedded = self.embedding.placed(vectors, cache.segments_after(vectors.shape[1]), cache.length)
+        sigma = sigma_at(cache.t)
         stage = Stage(embedded, *self.anchor(embedded, sigma, cache=cache))
         handed_over = self.hand_over(stage, self.anchor_head)
         return Features(self.denoiser(handed_over, sigma, wanted=wanted, cache=cache)[1], stage.anchor)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from adlm.errors import AdlmError, ModelError
+from adlm.errors import AdlmError, MissingExtra, ModelError
 
 M = TypeVar("M", bound=nn.Module)
 # What is read into the network's own type, float32 by default. Whole numbers and 8-bit floats need a scale that
@@ -82,6 +82,8 @@ def _built(build: Callable[[], M], stored: Mapping[str, Stored], asked: str) -> 
     except _OverBudget as error:
         found = f"the config describes far more tensors than the {len(stored)} in the file"
         raise ModelError(asked, found, _DIFFERENT) from error
+    except MissingExtra:
+        raise
     except (AdlmError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         found = f"the config describes a network that cannot be built: {_first_line(error)}"
         raise ModelError(asked, found, "check the sizes in the config") from error

@@ -46,6 +46,13 @@ class Watch(Protocol):
     def validated(self, validated: Validated) -> None: ...
 
 
+class Attendance(NamedTuple):
+    """Who attends to a run: `watch` is told of its steps, `say` what a person should know."""
+
+    watch: Watch | None = None
+    say: Callable[[str], None] = print
+
+
 Sample = Callable[[LanguageModel, ModelConfig, Tokenizer, int], Sequence[str]]
 BEST = "best"
 _WINDOW = 20  # steps over which speed is taken

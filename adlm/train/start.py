@@ -15,11 +15,12 @@ from torch import Tensor
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ModelError
 from adlm.models.hand_over import Continued, Hidden, Logits
-from adlm.models.hub import find_model
+from adlm.models.hub import find_model, find_transformers_model
 from adlm.models.io import load_model
 from adlm.models.language_model import LanguageModel
 from adlm.models.one_stage import OneStage
 from adlm.models.stack import Stack
+from adlm.models.transformers_causal import TransformersCausal, fill_from
 from adlm.models.two_stage import TwoStage
 
 
@@ -94,6 +95,27 @@ class AnchorFrom(Start):
         model.anchor.load_state_dict(other.stack.state_dict())
         model.anchor_head.load_state_dict(other.head.state_dict())
         _continue(model, other)
+
+
+@dataclass(frozen=True)
+class Pretrained(Start):
+    """The weights of a model of the library transformers, for a network of it (`TransformersCausalConfig`).
+
+    Tokens that it does not know start as the mean of those it knows, and rows begin as its own do.
+
+    Args:
+        model: a folder as that library saves them, or owner/name on the Hub; read as safetensors only.
+    """
+
+    model: str
+
+    def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        asked = f"asked to start from the pretrained {self.model}"
+        if not isinstance(model, TransformersCausal):
+            fix = "set the network to TransformersCausalConfig; start=Finetune takes models of this package"
+            raise ModelError(asked, f"the run trains {type(model).__name__}", fix)
+        folder = find_transformers_model(self.model, asked=asked)
+        fill_from(model, folder, tokenizer.backend.get_vocab(with_added_tokens=True), asked)
 
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ import pytest
 
 from adlm.errors import ConfigError, DataError, UnknownName
 from adlm.experiments.study import (
-    Attendance,
     Outcome,
     Place,
     Step,
@@ -25,6 +24,7 @@ from adlm.experiments.study import (
     write_results,
 )
 from adlm.report.sections import Report
+from adlm.train.sitting import Attendance
 
 
 @dataclass(frozen=True)

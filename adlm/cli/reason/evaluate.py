@@ -1,0 +1,155 @@
+"""`adlm reason evaluate`: how many problems a model solves."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from adlm.cli.evaluate.perplexity import check_counts, place
+from adlm.cli.progress import bar, console
+from adlm.configs import from_json, to_json
+from adlm.data.table import DataConfig
+from adlm.errors import ConfigError
+from adlm.evaluate.result import Figure, Result
+from adlm.evaluate.work import weights_checksum
+from adlm.reasoning.answers import Accuracy, accuracy
+from adlm.reasoning.decode import Solved
+from adlm.reasoning.diffusion import Diffused
+from adlm.reasoning.rows import Reasoned, problems_of
+from adlm.reasoning.solve import solve
+from adlm.reasoning.tasks import task_of
+from adlm.text_model import TextModel, load
+from adlm.world import device_for
+
+
+def command(
+    run: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    split: str = "test",
+    data: str | None = None,
+    problems: int | None = None,
+    limit: int | None = None,
+    plain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    batch: int = 64,
+    seed: int = 0,
+    out: Path | None = None,
+    texts: Path | None = None,
+    device: str = "auto",
+) -> None:
+    """Accuracy on problems a model was not trained on, with its 95 % interval, and the tokens it wrote.
+
+    Args:
+        run: the folder of a model that `adlm reason train` trained.
+        split: test, valid or train.
+        data: the folder with the task's files, if not where they were in training.
+        problems: take the first so many alone.
+        limit: tokens that are written at most; by default a few more than the longest solution has.
+        plain: a diffusion model unmasks anchors and the rest in one order of its own, instead of anchors first.
+        batch: problems at a time.
+        seed: of the sampler of a diffusion model.
+        out: the result, as JSON, with one figure a problem; by default in runs/evaluate.
+        texts: also write what was written to this file, a JSON object a problem.
+        device: auto, cpu, cuda or mps.
+    """
+    check_counts(problems=problems, limit=limit, batch=batch)
+    model, config = opened(run, data, device)
+    chosen = problems_of(config.task, split, problems or 0)
+    with bar("answers", len(chosen)) as view:
+
+        def watch(done: int, count: int) -> None:
+            view.update(done, f"{done:,} of {count:,}")
+
+        table, solved = solve(
+            model.network,
+            model.tokenizer,
+            config,
+            chosen,
+            split,
+            limit=limit,
+            plain=plain,
+            batch=batch,
+            seed=seed,
+            watch=watch,
+        )
+    protocol: dict[str, Any] = {"run": to_json(config), "split": split, "limit": limit, "problems": problems}
+    protocol["decoding"] = "greedy" if isinstance(config, Reasoned) else "plain" if plain else "anchors first"
+    right = accuracy([each.right for each in solved])
+    low, high = right.interval
+    result = Result(
+        "reasoning",
+        {"name": run, "weights": weights_checksum(model.network)},
+        {"name": table.name, "key": table.key},
+        protocol,
+        seed,
+        _figures(right, solved),
+        {"right": [float(each.right) for each in solved], "tokens": [float(each.written.tokens) for each in solved]},
+    )
+    out = out or place("reason", split, run)
+    result.save(out)
+    if texts is not None:
+        texts.parent.mkdir(parents=True, exist_ok=True)
+        texts.write_text("".join(json.dumps(_record(each)) + "\n" for each in solved), encoding="utf-8")
+    tokens = result.figures["tokens"]
+    lines = [
+        f"{table.name}: {right.share:.1%} right of {len(solved):,} (95 % interval {low:.1%} to {high:.1%})",
+        f"{tokens} tokens written a problem; {result.figures['answered'].value:.1%} have an answer",
+        f"written to {out}",
+    ]
+    for line in lines:
+        console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def opened(run: str, data: str | None, device: str) -> tuple[TextModel, Reasoned | Diffused]:
+    """A model that reasons, on its device, and what it was trained on."""
+    model = load(run)
+    config = trained_on(run, model)
+    if data is not None:
+        given = {
+            field.name: getattr(config.task, field.name) for field in fields(config.task) if field.name != "folder"
+        }
+        config = replace(config, task=task_of(config.task.name, data, **given))
+    model.network.eval().to(device_for(device))
+    return model, config
+
+
+def trained_on(run: str, model: TextModel) -> Reasoned | Diffused:
+    stored = (model.config.run or {}).get("data", {})
+    if stored.get("kind") not in (Reasoned.__name__, Diffused.__name__):
+        found = f"it was trained on {stored.get('kind') or 'nothing that is known'}"
+        raise ConfigError(f"asked {run} to reason", found, "name a folder that `adlm reason train` wrote")
+    config = from_json(DataConfig, stored, where="run.data")  # type: ignore[type-abstract]
+    assert isinstance(config, Reasoned | Diffused)
+    return config
+
+
+def _figures(right: Accuracy, solved: Sequence[Solved]) -> dict[str, Figure]:
+    tokens = np.array([each.written.tokens for each in solved], float)
+    error = float(tokens.std(ddof=1) / math.sqrt(len(tokens))) if len(tokens) > 1 else None
+    answered = sum(each.found is not None for each in solved) / len(solved)
+    spread = math.sqrt(right.share * (1 - right.share) / len(solved))
+    return {
+        "accuracy": Figure(right.share, spread, unit="share"),
+        "accuracy_low": Figure(right.interval[0], unit="share, lower end of the 95 % interval (Wilson)"),
+        "accuracy_high": Figure(right.interval[1], unit="share, upper end of the 95 % interval (Wilson)"),
+        "tokens": Figure(float(tokens.mean()), error, unit="tokens written a problem"),
+        "answered": Figure(answered, unit="share"),
+    }
+
+
+def _record(solved: Solved) -> dict[str, Any]:
+    return {
+        "number": solved.number,
+        "question": solved.problem.question,
+        "answer": solved.problem.answer,
+        "text": solved.written.text,
+        "found": solved.found,
+        "right": solved.right,
+        "tokens": solved.written.tokens,
+        "thoughts": [[guess._asdict() for guess in each] for each in solved.written.thoughts],
+    }

@@ -1,0 +1,68 @@
+"""The reasoning study compares methods at one budget, and says no more than its intervals do."""
+
+import pytest
+
+from adlm.configs import from_json, to_json
+from adlm.errors import UnknownName
+from adlm.experiments import reasoning
+from adlm.experiments.reasoning import METHODS, Budget, Reasoning
+from adlm.experiments.study import Outcome, Study, carry_out, check
+from adlm.models.sizes import SIZES
+from adlm.models.stack import StackConfig
+from adlm.report.sections import Chart, Table, Texts
+
+
+def outcome(task, method, seed, right, tokens, base="ar"):
+    shown = {"question": "?", "answer": "a", "written": "#### a", "thoughts": [[["a", 0.5]]]}
+    result = {"right": right, "tokens_written": tokens, "thoughts": 1, "tokens_read": 10**6, "shown": shown}
+    return Outcome("x", {"task": task, "base": base, "method": method, "seed": seed}, result)
+
+
+def test_every_method_is_tried_on_every_task_with_every_seed():
+    study = Reasoning(seeds=2, tasks=("graph", "arithmetic"), bases=("ar", "a2r", "adlm"))
+    steps = study.steps()
+    check(steps)
+    assert from_json(Study, to_json(study)) == study  # type: ignore[type-abstract]
+    first = [step.labels["method"] for step in steps if step.labels["base"] == "ar" and step.labels["seed"] == 1]
+    assert first == [*METHODS, *METHODS]
+    assert {step.labels["method"] for step in steps if step.labels["base"] == "a2r"} == {"anchored"}
+    assert {step.labels["method"] for step in steps if step.labels["base"] == "adlm"} == {"chain", "anchored"}
+    budgets = {(work.curriculum.problems, work.curriculum.scale) for work in (step.work for step in steps[:6])}
+    assert len(budgets) == 1
+
+
+def test_a_task_without_a_budget_is_named():
+    with pytest.raises(UnknownName, match="task at nano scale"):
+        Reasoning(tasks=("gsm8k",)).steps()
+
+
+def test_a_small_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
+    monkeypatch.setitem(reasoning._BUDGETS["nano"], "graph", Budget(32, 0.02, 16, 4))
+    monkeypatch.setitem(SIZES, "nano", StackConfig(width=16, heads=2, layers=2))
+    study = Reasoning(seeds=1, tasks=("graph",), methods=("chain", "anchored"), bases=("ar", "adlm"))
+    found = carry_out(study, tmp_path)
+    assert [each.labels["method"] for each in found] == ["chain", "anchored", "chain", "anchored"]
+    assert found[1].result["thoughts"] == 6
+    assert all(len(each.result["right"]) == 4 for each in found)
+    assert [type(section) for section in study.report(found).sections] == [Table, Texts, Chart]
+    assert carry_out(study, tmp_path) == found
+
+
+def test_the_lead_says_more_only_beyond_the_interval():
+    def lead(ours):
+        chain = [outcome("prosqa", "chain", seed, [True, False], 40.0) for seed in range(3)]
+        return Reasoning().report([*chain, *ours]).lead
+
+    always = [outcome("prosqa", "anchored", seed, [True, True], 20.0) for seed in range(3)]
+    assert "solves more than a plain one" in lead(always)
+    assert "writes 20 tokens where that writes 40" in lead(always)
+    sometimes = [outcome("prosqa", "anchored", seed, [True, seed == 0], 20.0) for seed in range(3)]
+    assert "as far as can be told" in lead(sometimes)
+    never = [outcome("prosqa", "anchored", seed, [False, False], 20.0) for seed in range(3)]
+    assert "solves less than a plain one" in lead(never)
+
+
+def test_the_papers_figures_stand_beside_tasks_that_it_has():
+    outcomes = [outcome("prosqa", "anchored", 0, [True], 3.0), outcome("graph", "anchored", 0, [True], 3.0)]
+    tables = [section for section in Reasoning().report(outcomes).sections if isinstance(section, Table)]
+    assert [table.rows[0][-1] for table in tables] == [97.3, None]
