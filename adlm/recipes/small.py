@@ -129,14 +129,14 @@ def cpu_run(
 
 
 def left_to_right(run: Run) -> Run:
-    """The same run with a left-to-right model of the same shape."""
+    """The same run with a left-to-right model of the same shape. It reads its tokens once: twice did it no good."""
     assert isinstance(run.network, OneStageConfig)
-    network = replace(run.network, stack=replace(run.network.stack, causal=True))
+    network = replace(run.network, stack=replace(run.network.stack, causal=True, reread=0))
     return replace(run, network=network, objective=CrossEntropy())
 
 
 def _rereading(stack: StackConfig, anchor_layers: int) -> StackConfig:
-    """Models of one stage read their tokens again where the anchored ones they are compared with do."""
+    """Masked models of one stage read their tokens again where the anchored ones they are compared with do."""
     return replace(stack, reread=min(anchor_layers, stack.layers - 1))
 
 
@@ -148,8 +148,8 @@ def _model(
     masking, rule = CountMasking(), RareInSequence(5)
 
     def one(*, causal: bool = False) -> NetworkConfig:
-        whole = _rereading(stack, stages[0])
-        return OneStageConfig(replace(whole, causal=causal), tied=True, positions=positions)
+        whole = replace(stack, causal=True) if causal else _rereading(stack, stages[0])
+        return OneStageConfig(whole, tied=True, positions=positions)
 
     def two(*, causal: bool = False) -> NetworkConfig:
         anchor = replace(stack, layers=stages[0], causal=causal)
