@@ -2,7 +2,7 @@
 
     adlm train box-adlm && adlm train box-mdlm-same-cost && python docs/box.py runs/box-adlm runs/box-mdlm-same-cost
 
-Both are scored in half precision, as the one is shipped, on the same held-out stories with the same masks.
+Both are scored in half precision, as the one is shipped, on the same held-out paragraphs with the same masks.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from adlm.train.folder import read_run
 from adlm.types import Estimate
 
 BOX = Path(adlm.__file__).parent / "box"
-DRAWS, LIMIT = 32, 20_000_000
+DRAWS, LIMIT = 8, 20_000_000
 # What reads best, by eye: see docs/log.md.
 SAMPLING = {"sampler": "ancestral", "steps": 64, "top_p": 0.9}
 NAMES = {"box-adlm": "ADLM (this model)", "box-mdlm-same-cost": "MDLM of equal cost, its twin"}
@@ -44,7 +44,7 @@ def main() -> None:
         score = perplexity(model.network, table, draws=DRAWS)
         name = NAMES[run.name]
         figures[f"{name}: parameters"] = sum(parameter.numel() for parameter in model.network.parameters())
-        figures[f"{name}: bound, nats a token of {len(table)} held-out stories"] = score.nats_a_token
+        figures[f"{name}: bound, nats a token of {len(table)} held-out paragraphs"] = score.nats_a_token
         figures[f"{name}: perplexity, at most"] = score.perplexity
         models.append(model)
     model = models[0]

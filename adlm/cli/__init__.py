@@ -24,6 +24,8 @@ COMMANDS = {
     "recipes": "list the runs and networks that have a name; show what one is and takes",
     "report": "compare trained runs on one page: figures, curves, samples, and a text as it appears",
     "sample": "write texts, on from a prompt or out of nothing; --live shows them appear",
+    "serve": "models over HTTP: OpenAI's completions, infilling, scores, and texts streamed while they appear",
+    "studio": "a page on which texts appear around their anchors, to watch and to take a hand in",
     "train": "train a model by a recipe, on one process or under torchrun; stopped, it goes on where it was",
 }
 

@@ -1,7 +1,11 @@
-// A text as it appeared, to be played. `mountPlayer(element, data)` fills the element and returns {show, frames}.
+// A text as it appears, to be played. `mountPlayer(element, data)` fills the element.
 //
 // data: {length, given: [[i, text]], anchors: [i], frames: [{tokens: [[i, text or null]],
 //        guesses: [[i, [[text, p]] of the anchor stage, [[text, p]] of the final stage]]}]}
+//       and for a text that is still being written {expected: its last frame, anchored: whether there will be anchors}
+// options: {choose(place, cell): on a click or Enter, mark(place): a further class, shown(frame), autoplay: false to wait}
+// Returned: {show(frame), update(data, frame), pause(), at()}. `update` takes the data as they have become; whoever is
+// at the end stays there.
 // Whatever a model wrote goes into the page as textContent and nothing else.
 "use strict";
 
@@ -9,6 +13,7 @@ const mountPlayer = (() => {
   const SPEEDS = [0.5, 1, 2, 4];
   const PASS = 9000; // milliseconds from the first frame to the last, where frames are neither few nor many
   const WORD = 18; // letters that stay together on a line
+  const OPEN = "\u2007\u2007\u2007"; // as wide as a place of which nothing is known
   const ICONS = {
     play: "M7 4.5v15l13-7.5z", pause: "M7 5h3.6v14H7zM13.4 5H17v14h-3.6z",
     back: "M6 5h2.6v14H6zM19 5v14L9.5 12z", forward: "M15.4 5H18v14h-2.6zM5 5v14l9.5-7z",
@@ -58,10 +63,11 @@ const mountPlayer = (() => {
   const bare = (text) => text.trim() || "␣";
 
   // Places, grouped so that a word and its full stop stay on one line; as wide as what will stand there in the end.
-  function layOut(text, data, last) {
+  function layOut(text, last) {
     const cells = [];
     const mean = last.reduce((sum, place) => sum + bare(place.text ?? "").length, 0) / Math.max(1, last.length);
-    text.classList.toggle("letters", mean < 1.6);
+    text.classList.toggle("letters", mean < 1.6 && last.some((place) => place.text !== null));
+    text.replaceChildren();
     let word = null, letters = 0;
     last.forEach((place, i) => {
       const final = place.text ?? "";
@@ -74,7 +80,7 @@ const mountPlayer = (() => {
       }
       letters += final.length;
       const cell = make("span", "token"), shown = make("span", "shown");
-      const size = make("span", "size", final.trim() || "\u00a0");
+      const size = make("span", "size", final.trim() || (place.text === null ? OPEN : "\u00a0"));
       size.setAttribute("aria-hidden", "true");
       cell.tabIndex = i ? -1 : 0;
       cell.dataset.place = i;
@@ -115,7 +121,7 @@ const mountPlayer = (() => {
     const blank = make("span", "entry"), block = make("span", "block", "guess");
     blank.append(block, "masked, with the likeliest token");
     list.append(time, blank);
-    if (data.anchors.length) {
+    if (data.anchors.length || data.anchored) {
       const anchor = make("span", "entry");
       anchor.append(make("span", "sample", "anchor"), "token by the model's rule");
       list.append(anchor);
@@ -123,24 +129,22 @@ const mountPlayer = (() => {
     return list;
   }
 
-  return function mountPlayer(element, data) {
-    const end = Math.max(0, data.frames.length - 1);
-    const last = canvasAt(data, end), anchors = new Set(data.anchors);
+  return function mountPlayer(element, data, { choose = null, mark = () => "", shown = () => {}, autoplay = true } = {}) {
+    let end, last, anchors, cells, shape = null;
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    let at = 0, timer = null, speed = 1, looked = null, places = last;
+    let at = 0, timer = null, speed = 1, looked = null, places = [];
 
     const text = make("div", "text"), panel = make("div", "panel"), controls = make("div", "controls");
     text.setAttribute("role", "group");
     text.setAttribute("aria-label", "the text, place by place");
     panel.setAttribute("role", "status");
     panel.hidden = true;
-    const cells = layOut(text, data, last);
 
     const back = button("back", "one step back", () => step(-1));
     const toggle = button("play", "play", () => (timer === null ? play() : pause()));
     const forward = button("forward", "one step forward", () => step(1));
     const slider = make("input", "slider");
-    Object.assign(slider, { type: "range", min: 0, max: end, step: 1, value: 0 });
+    Object.assign(slider, { type: "range", min: 0, step: 1, value: 0 });
     slider.setAttribute("aria-label", "frame");
     slider.addEventListener("input", () => { pause(); show(Number(slider.value)); });
     const count = make("span", "count");
@@ -154,27 +158,31 @@ const mountPlayer = (() => {
       const masked = place.text === null;
       const guess = masked ? (place.anchor[0] ?? place.final[0] ?? null) : null;
       const fresh = !masked && at > 0 && place.since === at;
-      const state = JSON.stringify([place.text, place.since, place.taken, fresh, guess]);
+      const when = Math.max(0, place.since - 1) / Math.max(1, (data.expected ?? end) - 1);
+      const anchored = !masked && anchors.has(i) && place.text === last[i].text, more = masked ? "" : mark(i);
+      const state = JSON.stringify([place.text, when, place.taken, fresh, guess, anchored, more]);
       if (cell.state === state) return;
       cell.state = state;
       const name = ["token"];
       if (masked) name.push("masked"); else name.push(place.since < 0 ? "given" : "written");
-      if (!masked && anchors.has(i) && place.text === last[i].text) name.push("anchor");
+      if (anchored) name.push("anchor");
       if (place.taken) name.push("taken");
       if (fresh) name.push("fresh");
+      if (more) name.push(more);
       cell.cell.className = name.join(" ");
       cell.shown.textContent = masked ? (guess ? bare(guess[0]) : "") : place.text.trim() || "\u00a0";
-      cell.cell.style.setProperty("--t", Math.max(0, place.since - 1) / Math.max(1, end - 1));
+      cell.cell.style.setProperty("--t", Math.min(1, when));
       cell.cell.style.setProperty("--p", guess ? guess[1] : 0);
       const spoken = masked ? (guess ? `masked, perhaps ${bare(guess[0])}` : "masked") : bare(place.text);
-      cell.cell.setAttribute("aria-label", name.includes("anchor") ? `${spoken}, an anchor` : spoken);
+      const said = [spoken, anchored ? "an anchor" : "", more].filter(Boolean);
+      cell.cell.setAttribute("aria-label", said.join(", "));
     }
 
     function show(k) {
       at = Math.min(end, Math.max(0, k));
       places = canvasAt(data, at);
       cells.forEach((cell, i) => draw(cell, places[i], i));
-      const open = places.filter((place, i) => last[i].since >= 0);
+      const open = places.filter((place, i) => last[i].since >= 0 || last[i].text === null);
       const done = open.filter((place) => place.text !== null).length;
       count.textContent = `${at} / ${end} · ${percent(open.length ? done / open.length : 1)}`;
       slider.value = at;
@@ -183,6 +191,27 @@ const mountPlayer = (() => {
       forward.disabled = at === end;
       element.dataset.frame = at;
       if (looked !== null) look(looked);
+      shown(at);
+    }
+
+    // Cells are made again only where words have changed, so that what is looked at stays.
+    function update(now, frame) {
+      const following = at === end;
+      data = now;
+      end = Math.max(0, data.frames.length - 1);
+      last = canvasAt(data, end);
+      anchors = new Set(data.anchors);
+      const texts = JSON.stringify(last.map((place) => place.text));
+      if (texts !== shape) {
+        const focused = text.contains(document.activeElement) ? placeOf(document.activeElement) : null;
+        shape = texts;
+        cells = layOut(text, last);
+        if (choose) for (const { cell } of cells) cell.setAttribute("aria-haspopup", "menu");
+        if (focused !== null && cells[focused]) walk(0, focused);
+        if (looked !== null && !cells[looked]) lookAway();
+      }
+      slider.max = end;
+      show(frame ?? (following ? end : at));
     }
 
     function step(by) { pause(); show(at + by); }
@@ -237,6 +266,10 @@ const mountPlayer = (() => {
     text.addEventListener("pointerleave", lookAway);
     text.addEventListener("focusin", (event) => { const i = placeOf(event.target); if (i !== null) look(i); });
     text.addEventListener("focusout", lookAway);
+    if (choose) text.addEventListener("click", (event) => {
+      const i = placeOf(event.target);
+      if (i !== null) choose(i, cells[i].cell);
+    });
 
     function walk(from, by) {
       const to = Math.min(cells.length - 1, Math.max(0, from + by));
@@ -250,6 +283,7 @@ const mountPlayer = (() => {
       const place = placeOf(event.target), by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (event.altKey || event.ctrlKey || event.metaKey || event.target === pace) return;
       if (event.key === "Escape") lookAway();
+      else if (event.key === "Enter" && choose && place !== null) choose(place, cells[place].cell);
       else if (event.key === " " && event.target.tagName !== "BUTTON") { if (timer === null) play(); else pause(); }
       else if (by && place !== null) walk(place, by);
       else if (by && event.target !== slider) step(by);
@@ -260,8 +294,9 @@ const mountPlayer = (() => {
     element.classList.add("player");
     element.tabIndex = 0;
     element.replaceChildren(controls, text, legend(data), panel);
-    show(still ? end : 0);
-    if (!still && "IntersectionObserver" in window) {
+    update(data, 0);
+    if (still) show(end);
+    if (!still && autoplay && "IntersectionObserver" in window) {
       const seen = new IntersectionObserver((entries) => {
         if (!entries.some((entry) => entry.isIntersecting)) return;
         seen.disconnect();
@@ -269,6 +304,6 @@ const mountPlayer = (() => {
       }, { threshold: 0.5 });
       seen.observe(controls);
     }
-    return { show, frames: end };
+    return { show, update, pause, at: () => at };
   };
 })();

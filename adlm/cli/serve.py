@@ -1,0 +1,60 @@
+"""`adlm serve`: models behind HTTP, for OpenAI's clients and others."""
+
+import os
+import sys
+from typing import Annotated
+
+import tyro
+
+from adlm.errors import optional_module
+from adlm.serve.limits import Limits
+
+
+def command(
+    model: Annotated[str, tyro.conf.Positional] = "box",
+    /,
+    *,
+    beside: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    key: str | None = None,
+    workers: int = 1,
+    device: str = "auto",
+    studio: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    limits: Limits = Limits(),  # noqa: B008 # a frozen value
+) -> None:
+    """Serve models over HTTP: /v1/completions as OpenAI's clients ask, /v1/generate, /v1/infill, /v1/score.
+
+    Stops on SIGTERM and Ctrl+C, when all that was begun is finished. The log has routes and times, never texts.
+
+    Args:
+        model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
+        beside: a further model, to be asked for by its name; may be given again.
+        host: other machines reach it where this is not 127.0.0.1; then a key is needed.
+        port: 0 takes any that is free.
+        key: what requests must bring as `Authorization: Bearer KEY`; better given as ADLM_KEY, which no list of
+            processes shows.
+        workers: processes behind the port, each with the models; with several GPUs, each has its own.
+        device: auto, cpu, cuda or mps.
+        studio: with the page of `adlm studio`.
+        limits: of each request, and of how many there may be.
+    """
+    for package in ("fastapi", "uvicorn"):
+        optional_module(package, extra="serve", purpose="serving")
+    from adlm.serve.running import Service, names_for, serve
+
+    service = Service(
+        names_for([model, *beside]),
+        host,
+        port,
+        key or os.environ.get("ADLM_KEY") or None,
+        workers,
+        device,
+        studio,
+        limits,
+    )
+    with service.bound() as listening:
+        # Told before anything is loaded: who connects now is answered as soon as the models are there.
+        address = f"[{host}]" if ":" in host else host
+        print(f"serving {', '.join(service.models)} on http://{address}:{listening.getsockname()[1]}", file=sys.stderr)
+        serve(service, listening)

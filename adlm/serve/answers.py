@@ -1,0 +1,87 @@
+"""What is answered, for the description of the API."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+
+class Problem(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: Problem
+
+
+_SAID = {
+    400: "something in the request means nothing here",
+    401: "no key, or a wrong one",
+    403: "from another site or by another name",
+    404: "no such model",
+    408: "not done in time",
+    413: "too large",
+    429: "too many are waiting; see Retry-After",
+    503: "about to stop",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": said} for status, said in _SAID.items()
+}
+
+
+class Health(TypedDict):
+    status: str
+
+
+class ModelEntry(TypedDict):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+
+
+class ModelList(TypedDict):
+    object: str
+    data: list[ModelEntry]
+
+
+class SamplerEntry(TypedDict):
+    name: str
+    about: str
+    options: dict[str, dict[str, float]]
+
+
+class Filled(TypedDict):
+    texts: list[str]
+
+
+class Scored(TypedDict):
+    nats: float | None
+    error: float | None
+    tokens: list[str]
+    surprise: list[float | None]
+
+
+class Part(TypedDict):
+    text: str
+    index: int
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Completed(TypedDict):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Part]
+    usage: Usage

@@ -1,0 +1,264 @@
+"""The routes. Each checks what is asked, gives the work to the engine, and waits or streams."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from math import isfinite
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from adlm import __version__
+from adlm.serve.answers import ERRORS, Completed, Filled, Health, ModelList, SamplerEntry, Scored
+from adlm.serve.batcher import Ticket
+from adlm.serve.completions import Completion, answer, piece, usage
+from adlm.serve.engine import Engine, Job
+from adlm.serve.events import Appearance
+from adlm.serve.guard import Guard
+from adlm.serve.limits import Refused
+from adlm.serve.metrics import Metrics
+from adlm.serve.pages import Page, pages
+from adlm.serve.requests import CompletionRequest, GenerateRequest, InfillRequest, Name, Sampling, ScoreRequest
+from adlm.serve.samplers import samplers_of
+from adlm.serve.streaming import Events, Stream, begun, line, refusal, results
+from adlm.text_model import Score, TextModel
+
+_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "events"}}
+
+
+def make_app(engine: Engine, *, key: str | None = None, studio: bool = False) -> FastAPI:
+    """The server's application. It starts the engine, and closes it at the end.
+
+    Args:
+        key: asked of every request; None where only this machine can reach the server.
+        studio: with the page.
+    """
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        engine.close()
+
+    app = FastAPI(title="adlm", version=__version__, lifespan=life, docs_url=None, redoc_url=None, responses=ERRORS)
+    metrics = Metrics(engine)
+    app.add_middleware(Guard, limits=engine.limits, metrics=metrics, key=key)
+    _explain_errors(app)
+    _add_status(app, engine, metrics)
+    _add_work(app, engine)
+    if studio:
+        _add_pages(app, pages())
+    _without_422(app)
+    return app
+
+
+def _explain_errors(app: FastAPI) -> None:
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> Response:
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:])[:200] or None
+        message = first["msg"] if param is None else f"{param}: {first['msg']}"
+        code = "unsupported_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
+        return JSONResponse(Refused(400, message, param=param, code=code).body(), 400)
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> Response:
+        return JSONResponse(Refused(error.status_code, str(error.detail)).body(), error.status_code, error.headers)
+
+
+def _add_status(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    created = int(time.time())
+
+    @app.get("/health")
+    async def health() -> Health:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Health:
+        if engine.draining:
+            raise Refused(503, "the server is about to stop", code="draining")
+        return {"status": "ready"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def counted() -> str:
+        return metrics.text()
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        data = [{"id": name, "object": "model", "created": created, "owned_by": "adlm"} for name in engine.models]
+        return {"object": "list", "data": data}  # type: ignore[typeddict-item]
+
+    @app.get("/v1/samplers")
+    async def samplers(model: Name | None = None) -> list[SamplerEntry]:
+        return samplers_of(engine.models[engine.named(model)], engine.limits)  # type: ignore[return-value]
+
+
+def _add_work(app: FastAPI, engine: Engine) -> None:
+    limits = engine.limits
+
+    @app.post("/v1/generate", response_class=StreamingResponse, responses=_STREAM)
+    async def generate(request: Request, ask: GenerateRequest) -> Response:
+        """A text while it appears, as server-sent events: canvas, step, step, ..., done."""
+        _check(engine, ask, 1, ask.max_tokens)
+        limits.check("guesses", ask.guesses)
+        ways = {
+            "canvas": ask.canvas is not None,
+            "text": ask.text is not None,
+            "prompt": bool(ask.prompt or ask.suffix),
+        }
+        if sum(ways.values()) > 1:
+            several = " and ".join(way for way, given in ways.items() if given)
+            raise Refused(400, f"{several} say different things; give one of them", param=several.split()[0])
+        stream = Stream()
+        stream.follow(engine.submit(engine.named(ask.model), [Appearance(ask, limits, stream.tell)]))
+
+        async def lines() -> AsyncIterator[str]:
+            started = False
+            try:
+                async for event in stream.events(request):
+                    if not isinstance(event, Job):
+                        yield line(event)
+                        started = True
+            except Refused as error:
+                if not started:
+                    raise
+                yield line({"type": "error", **error.body()})
+
+        return Events(stream, await begun(lines(), stream))
+
+    @app.post("/v1/completions", response_model=Completed)
+    async def completions(request: Request, ask: CompletionRequest) -> Any:
+        """As OpenAI's clients ask; a stream of server-sent events with `stream`."""
+        if (problem := ask.unsupported()) is not None:
+            raise Refused(400, problem[1], param=problem[0], code="unsupported_parameter")
+        _check(engine, ask, (ask.n or 1) * len(ask.prompts), ask.max_tokens)
+        name = engine.named(ask.model)
+        head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
+        head["model"] = name
+        seed = secrets.randbits(63) if ask.seed is None else ask.seed
+        if not ask.stream:
+            parts = [Completion(ask, prompt, seed, limits) for prompt in ask.prompts]
+            found = await results(request, engine.submit(name, parts))
+            return answer(ask, list(zip(parts, found, strict=True)), head)
+        stream = Stream()
+        return Events(stream, await begun(_streamed(request, engine, ask, seed, head, stream), stream))
+
+    @app.post("/v1/infill")
+    async def infill(request: Request, ask: InfillRequest) -> Filled:
+        """Texts with the holes filled."""
+        _check(engine, ask, ask.n, None)
+
+        def work(model: TextModel, _: Ticket) -> list[str]:
+            return model.infill(ask.text, n=ask.n, seed=ask.seed, sampler=ask.sampler, **ask.options)
+
+        (texts,) = await results(request, engine.submit(engine.named(ask.model), [work]))
+        return {"texts": texts}
+
+    @app.post("/v1/score")
+    async def score(request: Request, ask: ScoreRequest) -> Scored:
+        """-log p of a text in nats, exact or as a bound with its standard error, and each token's part in it."""
+
+        def work(model: TextModel, _: Ticket) -> Score:
+            return model.score(ask.text, seed=ask.seed)
+
+        (found,) = await results(request, engine.submit(engine.named(ask.model), [work]))
+        nats = found.nats
+        surprise = [_number(value) for value in found.surprise]
+        return {"nats": _number(nats.mean), "error": _number(nats.error), "tokens": list(found.tokens),
+                "surprise": surprise}  # fmt: skip
+
+
+async def _streamed(
+    request: Request, engine: Engine, ask: CompletionRequest, seed: int, head: dict[str, Any], stream: Stream
+) -> AsyncIterator[str]:
+    n = ask.n or 1
+
+    def part(i: int, prompt: str) -> Completion:
+        def tell(k: int, text: str) -> None:
+            if text:
+                stream.tell(piece(head, i * n + k, text))
+
+        return Completion(ask, prompt, seed, engine.limits, tell)
+
+    parts = [part(i, prompt) for i, prompt in enumerate(ask.prompts)]
+    stream.follow(engine.submit(head["model"], parts))
+    started = False
+    try:
+        if ask.echo:
+            for i, prompt in enumerate(ask.prompts):
+                for k in range(n):
+                    yield line(piece(head, i * n + k, prompt))
+                    started = True
+        async for event in stream.events(request):
+            if isinstance(event, Job):
+                i = next(number for number, job in enumerate(stream.jobs) if job is event)
+                for k, choice in enumerate(event.future.result()):
+                    yield line(piece(head, i * n + k, "", choice.finish))
+            else:
+                yield line(event)
+            started = True
+    except Refused as error:
+        if not started:
+            raise
+        yield line(error.body())
+        return
+    if ask.stream_options is not None and ask.stream_options.include_usage:
+        done = [(each, job.future.result()) for each, job in zip(parts, stream.jobs, strict=True)]
+        yield line({**head, "choices": [], "usage": usage(done)})
+    yield line("[DONE]")
+
+
+def _check(engine: Engine, ask: Sampling, n: int, tokens: int | None) -> None:
+    """The limits, and that the sampler can be made: before the work waits for its turn."""
+    limits = engine.limits
+    limits.check("n", n)
+    limits.check("tokens", tokens, param="max_tokens")
+    limits.check("steps", ask.steps)
+    try:
+        engine.models[engine.named(ask.model)].sampler(ask.sampler, **ask.options)
+    except Exception as error:
+        raise refusal(error) from error
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if isfinite(value) else None
+
+
+def _add_pages(app: FastAPI, found: Mapping[str, Page]) -> None:
+    @app.get("/", include_in_schema=False)
+    async def studio() -> Response:
+        return _page("studio.html")
+
+    @app.get("/static/{name}", include_in_schema=False)
+    async def static(name: str) -> Response:
+        return _page(name)
+
+    def _page(name: str) -> Response:
+        if name not in found:
+            raise HTTPException(404, "Not Found")
+        return Response(found[name].content, media_type=found[name].kind)
+
+
+def _without_422(app: FastAPI) -> None:
+    """The description says what is answered: what does not fit its schema gets 400 here."""
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for path in schema["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = described  # type: ignore[method-assign] # as FastAPI's own documentation does

@@ -1,0 +1,296 @@
+"""One thread that computes the network's passes for all requests, those that wait together in one pass.
+
+Rows of different lengths stand in one batch under segments, which keep padding from touching a text; where much would
+be padding, `LanguageModel.features` packs the texts side by side. A pass of a left-to-right model, whose cache belongs
+to its request, is computed by itself.
+"""
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adlm.models.cache import Cache
+from adlm.models.hand_over import Stage
+from adlm.models.language_model import LanguageModel
+from adlm.models.two_stage import TwoStage
+from adlm.types import Features
+
+MOST_POSITIONS = 1 << 15  # in one pass
+_PATIENCE = 0.1  # seconds that a pass waits for running requests that have not asked for theirs yet, at most
+
+Kind = Literal["features", "anchor_stage", "denoise"]
+
+
+class Cancelled(Exception):
+    """Nobody waits for the request any more."""
+
+
+class TimedOut(Exception):
+    """The request has had its time."""
+
+
+@dataclass
+class Ticket:
+    """A request's right to be computed, until it is cancelled or its time is over. Counts its passes."""
+
+    deadline: float
+    cancelled: bool = False
+    calls: int = 0
+
+    def check(self) -> None:
+        if self.cancelled:
+            raise Cancelled
+        if time.monotonic() > self.deadline:
+            raise TimedOut
+
+
+class Rows(NamedTuple):
+    """What a pass reads: tokens [B, L], times [B] of timed models, segments [B, L], wanted [B, L], a first stage."""
+
+    tokens: Tensor
+    t: Tensor | None = None
+    segments: Tensor | None = None
+    wanted: Tensor | None = None
+    stage: Stage | None = None
+
+
+@dataclass(eq=False)
+class _Call:
+    """What a thread waits for: rows of a kind to be computed with others, or something to be done by itself."""
+
+    ticket: Ticket
+    kind: Kind | None = None
+    rows: Rows | None = None
+    alone: Callable[[], Any] | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: BaseException | None = None
+
+    @property
+    def positions(self) -> int:
+        return 0 if self.rows is None else self.rows.tokens.numel()
+
+
+class Batcher:
+    """Start it, make networks with `shared` for the threads of requests, and close it.
+
+    `passes` and `rows` count what went through the network.
+    """
+
+    def __init__(self, network: LanguageModel) -> None:
+        self.network = network
+        self.passes = self.rows = self.running = 0
+        self._waiting: list[_Call] = []
+        self._closed, self._took = False, 0.0
+        self._changed = threading.Condition()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait()
+
+    def close(self) -> None:
+        """Whoever still waits is told that it was cancelled."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def join(self, by: int) -> None:
+        """So many threads more, or fewer, are about to ask for passes: a pass waits for them a little."""
+        with self._changed:
+            self.running += by
+            self._changed.notify_all()
+
+    def shared(self, ticket: Ticket) -> LanguageModel:
+        """The network for one request: the same weights and class, its passes computed here."""
+
+        def features(
+            tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None, wanted: Tensor | None = None
+        ) -> Features:
+            return self._ask(_Call(ticket, "features", Rows(tokens, self._times(t), segments, wanted)))
+
+        def anchor_stage(tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> Stage:
+            return self._ask(_Call(ticket, "anchor_stage", Rows(tokens, self._times(t), segments)))
+
+        def denoise(
+            stage: Stage,
+            tokens: Tensor,
+            t: Tensor | None = None,
+            *,
+            segments: Tensor | None = None,
+            wanted: Tensor | None = None,
+        ) -> Tensor:
+            return self._ask(_Call(ticket, "denoise", Rows(tokens, self._times(t), segments, wanted, stage)))
+
+        def extend(tokens: Tensor, cache: Cache, *, every: bool = False) -> Features:
+            def alone() -> Features:
+                self.rows += len(tokens)
+                return self.network.extend(tokens, cache, every=every)
+
+            return self._ask(_Call(ticket, alone=alone))
+
+        # A copy that shares its modules, so that it is whatever samplers look for (`isinstance(model, TwoStage)`).
+        network = copy.copy(self.network)
+        vars(network).update(features=features, anchor_stage=anchor_stage, denoise=denoise, extend=extend)
+        return network
+
+    def _times(self, t: Tensor | None) -> Tensor | None:
+        return t if self.network.timed else None
+
+    def _ask(self, call: _Call) -> Any:
+        call.ticket.check()
+        call.ticket.calls += 1
+        with self._changed:
+            if self._closed:
+                raise Cancelled
+            self._waiting.append(call)
+            self._changed.notify_all()
+        call.done.wait()
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def _work(self) -> None:
+        with self.network.frozen():
+            self._ready.set()
+            while calls := self._next():
+                start = time.monotonic()
+                self._answer(calls)
+                self._took = time.monotonic() - start
+        for call in self._waiting:
+            call.error = Cancelled()
+            call.done.set()
+
+    def _next(self) -> list[_Call]:
+        """The calls to compute now: those of the kind that has waited longest. Empty at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            # Threads that were answered together come back one after another: worth waiting for a quarter of a pass.
+            alone = bool(self._waiting) and self._waiting[0].alone is not None
+            patience = 0.0 if alone else min(_PATIENCE, self._took / 4)
+            self._changed.wait_for(lambda: len(self._waiting) >= self.running or self._closed, patience)
+            if self._closed:
+                return []
+            first = self._waiting[0]
+            taken, positions = [first], first.positions
+            for call in self._waiting[1:]:
+                if first.kind is not None and call.kind == first.kind:
+                    positions += call.positions
+                    if positions > MOST_POSITIONS:
+                        break
+                    taken.append(call)
+            self._waiting = [call for call in self._waiting if call not in taken]
+            return taken
+
+    def _answer(self, calls: list[_Call]) -> None:
+        alive = []
+        for call in calls:
+            try:
+                call.ticket.check()
+                alive.append(call)
+            except (Cancelled, TimedOut) as error:
+                call.error = error
+                call.done.set()
+        if not alive:
+            return
+        try:
+            results = self._computed(alive)
+        except Exception as error:
+            if len(alive) > 1:  # what is wrong with one request is not to be felt by others
+                for call in alive:
+                    self._answer([call])
+                return
+            alive[0].error = error
+        else:
+            for call, result in zip(alive, results, strict=True):
+                call.result = result
+        for call in alive:
+            call.done.set()
+
+    def _computed(self, calls: list[_Call]) -> Sequence[Any]:
+        self.passes += 1
+        if calls[0].alone is not None:
+            return [calls[0].alone()]
+        parts = [call.rows for call in calls if call.rows is not None]
+        self.rows += sum(len(part.tokens) for part in parts)
+        kind = calls[0].kind
+        assert kind is not None
+        if len(parts) == 1:
+            return [_pass(self.network, kind, parts[0])]
+        together = _together(parts, self.network.vocabulary.mask_id)
+        return _apart(parts, together, _pass(self.network, kind, together))
+
+
+def _pass(network: LanguageModel, kind: Kind, rows: Rows) -> Any:
+    tokens, t, segments, wanted, stage = rows
+    if kind == "features":
+        return network.features(tokens, t, segments=segments, wanted=wanted)
+    assert isinstance(network, TwoStage)
+    if kind == "anchor_stage":
+        return network.anchor_stage(tokens, t, segments=segments)
+    assert stage is not None
+    return network.denoise(stage, tokens, t, segments=segments, wanted=wanted)
+
+
+def _together(parts: Sequence[Rows], mask_id: int) -> Rows:
+    """All rows in one batch, as long as the longest. Segments are left out where nothing needs them."""
+    length = max(part.tokens.shape[1] for part in parts)
+
+    def filled(values: Sequence[Tensor], fill: int | bool) -> Tensor:
+        return torch.cat([F.pad(x, (0, length - x.shape[1]), value=fill) for x in values])
+
+    plain = all(part.segments is None and part.tokens.shape[1] == length for part in parts)
+    segments = [torch.zeros_like(p.tokens) if p.segments is None else p.segments.to(p.tokens.dtype) for p in parts]
+    stages = [part.stage for part in parts if part.stage is not None]
+    times = [part.t for part in parts if part.t is not None]
+    every = all(part.wanted is None for part in parts) and len({part.tokens.shape[1] for part in parts}) == 1
+    return Rows(
+        filled([part.tokens for part in parts], mask_id),
+        torch.cat(times) if times else None,
+        None if plain else filled(segments, -1),
+        None if every else filled([_wanted(part) for part in parts], False),
+        Stage(*(_stacked(each, length) for each in zip(*stages, strict=True))) if stages else None,
+    )
+
+
+def _wanted(part: Rows) -> Tensor:
+    return torch.ones_like(part.tokens, dtype=torch.bool) if part.wanted is None else part.wanted
+
+
+def _stacked(states: Sequence[Tensor], length: int) -> Tensor:
+    """[B, L, D] each -> one, zeros at padding."""
+    return torch.cat([F.pad(x, (0, 0, 0, length - x.shape[1])) for x in states])
+
+
+def _apart(parts: Sequence[Rows], together: Rows, result: Any) -> list[Any]:
+    """Each part's share of what was computed for all."""
+    found: list[Any] = []
+    row = place = 0
+    for part in parts:
+        rows, length = part.tokens.shape
+        own = slice(row, row + rows)
+        count = int(_wanted(part).sum())
+        span = slice(place, place + count)
+        row, place = own.stop, span.stop
+
+        def final(x: Tensor, own: slice = own, span: slice = span, part: Rows = part) -> Tensor:
+            chosen = x[own] if together.wanted is None else x[span]
+            return chosen.view(*part.tokens.shape, -1) if part.wanted is None else chosen
+
+        if isinstance(result, Features):
+            anchor = None if result.anchor is None else result.anchor[own, :length]
+            found.append(Features(final(result.final), anchor))
+        elif isinstance(result, Stage):
+            found.append(Stage(*(state[own, :length] for state in result)))
+        else:
+            found.append(final(result))
+    return found

@@ -1,0 +1,172 @@
+"""Completions as OpenAI's clients ask for them, from a model that may write in any order.
+
+A stream brings what stands firm: the text up to the first blank. A sampler that may take tokens back has nothing firm
+before its end, and then all comes at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from adlm.samplers.board import SLICE, Board, StepView
+from adlm.serve.batcher import Ticket
+from adlm.serve.limits import Limits, most_tokens
+from adlm.serve.requests import CompletionRequest
+from adlm.serve.watched import shown, takes_back
+from adlm.text_model import TextModel
+
+Tell = Callable[[int, str], None]  # the number of a text among those of its prompt, and what comes next in it
+
+
+class Choice(NamedTuple):
+    text: str
+    finish: str  # "stop" or "length"
+    tokens: int
+    logprobs: dict[str, Any] | None = None
+
+
+class Completion:
+    """The work for one prompt: `n` choices.
+
+    Args:
+        tell: called with each further piece of a text that stands firm.
+    """
+
+    def __init__(
+        self, ask: CompletionRequest, prompt: str, seed: int, limits: Limits, tell: Tell | None = None
+    ) -> None:
+        self.ask, self.prompt, self.seed, self.limits, self.tell = ask, prompt, seed, limits, tell
+        self.prompt_tokens = 0
+        self._sent = [""] * (ask.n or 1)
+        self._draws: list[tuple[Tensor, Tensor]] = []
+        self._said: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
+
+    def __call__(self, model: TextModel, ticket: Ticket) -> list[Choice]:
+        ask = self.ask
+        self.model = model
+        self.given = model.tokenizer.encode(self.prompt).tolist()
+        self.prompt_tokens = len(self.given)
+        sampler = model.sampler(ask.sampler, **ask.options)
+        firm = self.tell is not None and not takes_back(sampler)
+        model.generate(
+            self.prompt,
+            suffix=ask.suffix or "",
+            n=ask.n or 1,
+            seed=self.seed,
+            max_new_tokens=ask.max_tokens or most_tokens(model, self.limits, self.prompt, ask.suffix or ""),
+            sampler=shown(sampler, self._begin, None if ask.logprobs is None else self._drawn),
+            watch=self._pass_on if firm else None if ask.logprobs is None else self._look_up,
+        )
+        choices = [self._choice(row) for row in range(ask.n or 1)]
+        if self.tell is not None:
+            for row, choice in enumerate(choices):
+                self.tell(row, choice.text[len(self._sent[row]) :])
+        return choices
+
+    def _begin(self, board: Board) -> None:
+        self.board, self.open = board, board.open.clone()
+
+    def _written(self, row: int) -> tuple[list[int], bool]:
+        """The ids of a text up to its first blank or its end, and whether it has ended."""
+        ids = self.board.tokens[row, self.open[row]].tolist()
+        roles = self.model.tokenizer.roles
+        for i, token in enumerate(ids):
+            if token in (roles.mask_id, roles.eos_id):
+                return ids[:i], token == roles.eos_id
+        return ids, False
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """What these add to the prompt: many a decoder takes the first token's space away."""
+        decode = self.model.tokenizer.decode
+        before, whole = decode(self.given), decode([*self.given, *ids])
+        return whole[len(before) :] if whole.startswith(before) else decode(ids)
+
+    def _cut(self, text: str) -> tuple[str, bool]:
+        """Up to the first of the words to stop at, and whether there was one."""
+        places = [text.find(stop) for stop in self.ask.stops]
+        first = min((place for place in places if place >= 0), default=-1)
+        return (text, False) if first < 0 else (text[:first], True)
+
+    def _choice(self, row: int) -> Choice:
+        ids, ended = self._written(row)
+        text, stopped = self._cut(self._text(ids))
+        logprobs = None if self.ask.logprobs is None else self._logprobs(row, ids, len(text) if stopped else None)
+        return Choice(text, "stop" if ended or stopped else "length", len(ids), logprobs)
+
+    def _pass_on(self, view: StepView) -> None:
+        assert self.tell is not None
+        held = max(map(len, self.ask.stops), default=1) - 1  # a word to stop at may have begun
+        for row, sent in enumerate(self._sent):
+            text, stopped = self._cut(self._text(self._written(row)[0]))
+            if not stopped:
+                text = text[: len(text) - held].rstrip("\ufffd")  # half a character
+            if text.startswith(sent) and text != sent:
+                self.tell(row, text[len(sent) :])
+                self._sent[row] = text
+
+    def _drawn(self, final: Tensor, where: Tensor) -> None:
+        self._draws.append((final, where))
+
+    def _look_up(self, view: StepView) -> None:
+        """How likely the model found what this step has written, before any filter."""
+        tokenizer, network = self.model.tokenizer, self.model.network
+        for final, where in self._draws:
+            chosen = view.fresh[where]
+            rows, places = (where & view.fresh).nonzero(as_tuple=True)
+            at = 0
+            for part in final[chosen].split(max(1, SLICE // network.vocabulary.size)):
+                logs = network.logits(part).log_softmax(-1)
+                here = slice(at, at + len(part))
+                at += len(part)
+                own = logs.gather(-1, view.tokens[rows[here], places[here]][:, None])[:, 0].tolist()
+                top = logs.topk(min(self.ask.logprobs or 0, logs.shape[-1] - 1))
+                for row, place, value, best, ids in zip(
+                    rows[here].tolist(), places[here].tolist(), own, top.values.tolist(), top.indices.tolist(),
+                    strict=True,
+                ):  # fmt: skip
+                    names: dict[str, float] = {}
+                    for i, log in zip(ids, best, strict=True):
+                        names.setdefault(tokenizer.token(i), round(log, 6))  # parts of characters may look the same
+                    self._said[row, place] = round(value, 6), names
+        self._draws.clear()
+
+    def _logprobs(self, row: int, ids: Sequence[int], most: int | None) -> dict[str, Any]:
+        places = self.open[row].nonzero()[:, 0].tolist()[: len(ids)]
+        offsets = [len(self._text(ids[:i])) for i in range(len(ids))]
+        kept = [i for i, offset in enumerate(offsets) if most is None or offset < most]
+        said = [self._said[row, places[i]] for i in kept]
+        return {
+            "tokens": [self.model.tokenizer.token(ids[i]) for i in kept],
+            "token_logprobs": [value for value, _ in said],
+            "top_logprobs": [names for _, names in said] if self.ask.logprobs else None,
+            "text_offset": [offsets[i] for i in kept],
+        }
+
+
+def answer(
+    ask: CompletionRequest, parts: Sequence[tuple[Completion, Sequence[Choice]]], head: dict[str, Any]
+) -> dict[str, Any]:
+    """The whole of it at once."""
+    choices = [
+        {
+            "text": part.prompt + choice.text if ask.echo else choice.text,
+            "index": i * len(found) + k,
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish,
+        }
+        for i, (part, found) in enumerate(parts)
+        for k, choice in enumerate(found)
+    ]
+    return {**head, "choices": choices, "usage": usage(parts)}
+
+
+def piece(head: dict[str, Any], index: int, text: str, finish: str | None = None) -> dict[str, Any]:
+    """One event of a stream."""
+    return {**head, "choices": [{"text": text, "index": index, "logprobs": None, "finish_reason": finish}]}
+
+
+def usage(parts: Sequence[tuple[Completion, Sequence[Choice]]]) -> dict[str, int]:
+    read = sum(part.prompt_tokens for part, _ in parts)
+    written = sum(choice.tokens for _, found in parts for choice in found)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

@@ -1,0 +1,126 @@
+"""Requests in threads: so many at once, so many waiting, each to be cancelled at any time."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+
+from adlm.serve.batcher import Batcher, Cancelled, Ticket, TimedOut
+from adlm.serve.limits import Limits, Refused
+from adlm.text_model import TextModel
+
+T = TypeVar("T")
+Work = Callable[[TextModel, Ticket], T]
+
+
+@dataclass(frozen=True)
+class Job(Generic[T]):
+    """Work that waits or runs, and what comes of it."""
+
+    future: "Future[T]"
+    ticket: Ticket
+
+    def cancel(self) -> None:
+        """It stops before its next pass through the network."""
+        self.ticket.cancelled = True
+        self.future.cancel()
+
+
+class Engine:
+    """Served models by name, the first of them the one that is meant where none is named."""
+
+    def __init__(self, models: Mapping[str, TextModel], limits: Limits | None = None) -> None:
+        self.models: Final = dict(models)
+        self.limits: Final = limits or Limits()
+        self.batchers: Final = {name: Batcher(model.network.eval()) for name, model in self.models.items()}
+        self.draining = False
+        self.cancelled = self.timed_out = 0
+        self._outstanding = self._running = 0
+        self._lock = threading.Lock()
+        self._seconds: deque[float] = deque([1.0], maxlen=32)
+        # The network's passes are spread over the cores by their own thread; the small work around them is not.
+        self._pool = ThreadPoolExecutor(self.limits.running, "request", torch.set_num_threads, (1,))
+
+    def start(self) -> None:
+        for batcher in self.batchers.values():
+            batcher.start()
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        self.draining = True
+        for batcher in self.batchers.values():
+            batcher.close()
+        self._pool.shutdown(cancel_futures=True)
+
+    @property
+    def running(self) -> int:
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        return max(0, self._outstanding - self._running)
+
+    def named(self, name: str | None) -> str:
+        """The name of a served model. It is only looked up, never taken for a path."""
+        if name is None:
+            return next(iter(self.models))
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise Refused(404, f"no model of that name is served here; there is {known}", param="model",
+                          code="model_not_found")  # fmt: skip
+        return name
+
+    def submit(self, model: str, works: Sequence[Work[T]]) -> list[Job[T]]:
+        """All of them, or none where there is no room for all."""
+        with self._lock:
+            if self.draining:
+                raise Refused(503, "the server is about to stop", code="draining", retry=5)
+            room = self.limits.running + self.limits.waiting - self._outstanding
+            if len(works) > room:
+                raise Refused(429, "too many requests are waiting; try again later", code="queue_full",
+                              retry=self._retry_after())  # fmt: skip
+            self._outstanding += len(works)
+        return [self._started(model, work) for work in works]
+
+    def _started(self, name: str, work: Work[T]) -> Job[T]:
+        ticket = Ticket(time.monotonic() + self.limits.seconds)
+        future = self._pool.submit(self._run, name, work, ticket)
+        future.add_done_callback(self._finished)
+        return Job(future, ticket)
+
+    def _run(self, name: str, work: Work[T], ticket: Ticket) -> T:
+        model, batcher = self.models[name], self.batchers[name]
+        began = time.monotonic()
+        with self._lock:
+            self._running += 1
+        batcher.join(1)
+        try:
+            ticket.check()
+            return work(TextModel(batcher.shared(ticket), model.config, model.tokenizer), ticket)
+        except Cancelled:
+            self.cancelled += 1
+            raise
+        except TimedOut as error:
+            self.timed_out += 1
+            raise Refused(
+                408, f"not done after {self.limits.seconds:g} seconds; ask for less", code="timeout"
+            ) from error
+        finally:
+            batcher.join(-1)
+            with self._lock:
+                self._running -= 1
+                self._seconds.append(time.monotonic() - began)
+
+    def _finished(self, future: "Future[Any]") -> None:
+        with self._lock:
+            self._outstanding -= 1
+
+    def _retry_after(self) -> int:
+        """Seconds until about half of those who wait have had their turn."""
+        mean = sum(self._seconds) / len(self._seconds)
+        return max(1, min(60, round(mean * self.limits.waiting / self.limits.running / 2)))

@@ -1,0 +1,209 @@
+"""A text while it appears, as events for a page: the canvas first, then what each step changed and expected."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adlm.errors import ConfigError
+from adlm.models.language_model import LanguageModel
+from adlm.models.two_stage import TwoStage
+from adlm.randomness import Noise
+from adlm.report.pieces import Pieces, anchor_rule, anchors_by
+from adlm.samplers.board import SLICE, Board, StepView
+from adlm.samplers.canvas import Canvas
+from adlm.samplers.sampler import Sampler
+from adlm.serve.batcher import Ticket
+from adlm.serve.limits import Limits, most_tokens
+from adlm.serve.requests import GenerateRequest
+from adlm.serve.watched import shown
+from adlm.text_model import TextModel
+
+_NOTICEABLE = 0.02  # a smaller change of the likeliest token's probability is not worth an event
+Ranking = list[tuple[str, float]]
+
+
+class Appearance:
+    """The work of one request, that tells its events while it goes on."""
+
+    def __init__(self, ask: GenerateRequest, limits: Limits, tell: Callable[[dict[str, Any]], None]) -> None:
+        self.ask, self.limits, self.tell = ask, limits, tell
+
+    def __call__(self, model: TextModel, ticket: Ticket) -> None:
+        ask, began = self.ask, time.perf_counter()
+        self.model, self.mask_id = model, model.tokenizer.mask_id
+        self.pieces, self.rule = Pieces(model.tokenizer), anchor_rule(model.config)
+        roles = model.tokenizer.roles
+        self.special = torch.tensor(sorted({roles.eos_id, roles.bos_id, roles.pad_id}))
+        self.guesses = _Guesses(model, ask.guesses, self.text) if ask.guesses else None
+        named = model.sampler(ask.sampler, **ask.options)
+        self.steps = getattr(named, "steps", None)
+        sampler = shown(named, self._begin)
+        if ask.canvas is not None:
+            text = self._go_on(ask.canvas, sampler)
+        elif ask.text is not None:
+            (text,) = model.infill(ask.text, seed=ask.seed, sampler=sampler, watch=self._step)
+        else:
+            (text,) = model.generate(
+                ask.prompt,
+                suffix=ask.suffix,
+                seed=ask.seed,
+                max_new_tokens=ask.max_tokens or most_tokens(model, self.limits, ask.prompt, ask.suffix),
+                sampler=sampler,
+                watch=self._step,
+            )
+        seconds = round(time.perf_counter() - began, 3)
+        self.tell({"type": "done", "text": text, "seconds": seconds, "calls": ticket.calls})
+
+    def text(self, token: int) -> str:
+        return "·" if token in self.special else self.pieces[token]
+
+    def _go_on(self, ids: Sequence[int | None], sampler: Sampler) -> str:
+        model, rows = self.model, self.model.config.rows
+        most = model.config.vocabulary.size
+        if any(i is not None and (i >= most or i == self.mask_id) for i in ids):
+            raise ConfigError(
+                "asked to go on from a canvas", "an id that no token has", f"give ids below {most}, or null"
+            )
+        if len(ids) > max(rows.length, self.limits.tokens):
+            raise ConfigError(f"asked to go on from {len(ids)} tokens", f"rows have {rows.length}", "shorten it")
+        row = [self.mask_id if i is None else i for i in ids]
+        # As `TextModel.generate` has it: where rows were always full, the rest is shown and stays blank.
+        if not model.network.causal and (rows.padding_counts or not rows.pads):
+            row += [self.mask_id] * (rows.length - len(row))
+        tokens = torch.tensor([row])
+        frozen = (tokens != self.mask_id) | (torch.arange(len(row)) >= len(ids))
+        device = next(model.network.parameters()).device
+        canvas = Canvas(tokens, frozen, torch.zeros(1, dtype=torch.long)).to(device)
+        end = model.tokenizer.roles.eos_id
+        noise = Noise(self.ask.seed).fork("sample")
+        filled = sampler.sample(model.network, canvas, noise=noise, watch=self._step, stop=end).tokens[0].tolist()
+        begin, _ = rows.frame(model.tokenizer.roles)
+        written = filled[: len(ids)]
+        start = len(begin) if written[: len(begin)] == list(begin) else 0
+        ends = [i for i, token in enumerate(written) if i >= start and token == end]
+        return model.tokenizer.decode([t for t in written[start : ends[0] if ends else None] if t != self.mask_id])
+
+    def _begin(self, board: Board) -> None:
+        row, open_ = board.tokens[0].tolist(), board.open[0].tolist()
+        # Behind the last place that is given or to be written, nothing will happen.
+        self.length = max((i + 1 for i, t in enumerate(row) if open_[i] or t != self.mask_id), default=0)
+        self.limits.check("tokens", sum(open_), param="max_tokens")
+        self.before = board.tokens[0].cpu().clone()
+        if self.guesses is not None:
+            self.guesses.watch(board)
+        tokens = [
+            [None, "", "blank" if open_[i] else "given"] if t == self.mask_id else [t, self.text(t), "given"]
+            for i, t in enumerate(row[: self.length])
+        ]
+        anchored = isinstance(self.model.network, TwoStage)
+        self.tell({"type": "canvas", "tokens": tokens, "steps": self.steps, "anchored": anchored})
+
+    def _step(self, view: StepView) -> None:
+        now = view.tokens[0].cpu()
+        changed = (now != self.before).nonzero()[:, 0].tolist()
+        changes = [
+            [i, None, ""] if now[i] == self.mask_id else [i, int(now[i]), self.text(int(now[i]))]
+            for i in changed
+            if i < self.length
+        ]
+        guesses = [] if self.guesses is None else self.guesses.since()
+        self.before = now.clone()
+        if changes or guesses:
+            event = {"type": "step", "step": view.step, "changes": changes, "guesses": guesses}
+            self.tell({**event, "anchors": self._anchors(now)})
+
+    def _anchors(self, row: Tensor) -> list[int]:
+        tokens = row[None]
+        valid = (tokens != self.mask_id) & ~torch.isin(tokens, self.special)
+        return anchors_by(self.rule, tokens, valid)[0, : self.length].nonzero()[:, 0].tolist()
+
+
+class _Guesses:
+    """What the model expected at the blanks, as the passes of the sampler found them: no pass is made for it.
+
+    The network is asked for features at all blanks of the one row instead of those alone where something is written.
+    """
+
+    def __init__(self, model: TextModel, count: int, text: Callable[[int], str]) -> None:
+        self.network, self.count, self.text = model.network, count, text
+        self.mask_id = model.tokenizer.mask_id
+        self.said: dict[int, tuple[Ranking, Ranking]] = {}
+        self.fresh: list[tuple[int, Ranking, Ranking]] = []
+
+    def watch(self, board: Board) -> None:
+        """Listen to the passes of this board: samplers ask the network through these three."""
+        network, open_, length = self.network, board.open[:1].clone(), board.tokens.shape[1]
+        features, denoise, extend = network.features, getattr(network, "denoise", None), network.extend
+
+        def all_blanks(tokens: Tensor, wanted: Tensor) -> Tensor:
+            return wanted | ((tokens == self.mask_id) & open_)
+
+        def heard_features(tokens: Tensor, t: Tensor | None = None, *, wanted: Tensor, **more: Any) -> Any:
+            if tokens.shape[1] != length:  # a window, at a place that is not known here
+                return features(tokens, t, wanted=wanted, **more)
+            wider = all_blanks(tokens, wanted)
+            found = features(tokens, t, wanted=wider, **more)
+            anchor = None if found.anchor is None else found.anchor[wider]
+            self._hear(tokens, wider, found.final, anchor)
+            return found._replace(final=found.final[wanted[wider]])
+
+        def heard_denoise(stage: Any, tokens: Tensor, t: Tensor | None = None, *, wanted: Tensor, **more: Any) -> Any:
+            assert denoise is not None
+            if tokens.shape[1] != length:
+                return denoise(stage, tokens, t, wanted=wanted, **more)
+            wider = all_blanks(tokens, wanted)
+            final = denoise(stage, tokens, t, wanted=wider, **more)
+            self._hear(tokens, wider, final, stage.anchor[wider])
+            return final[wanted[wider]]
+
+        def heard_extend(tokens: Tensor, cache: Any, **more: Any) -> Any:
+            found = extend(tokens, cache, **more)
+            anchor = None if found.anchor is None else found.anchor[:, -1]
+            self._compare([cache.length - 1], found.final, anchor)
+            return found
+
+        vars(board.model).update(features=heard_features, denoise=heard_denoise, extend=heard_extend)
+
+    def since(self) -> list[tuple[int, Ranking, Ranking]]:
+        """What has changed noticeably since it was asked for last: place, the anchor stage's, the final one's."""
+        found, self.fresh = self.fresh, []
+        return found
+
+    def _hear(self, tokens: Tensor, where: Tensor, final: Tensor, anchor: Tensor | None) -> None:
+        blank = (tokens == self.mask_id)[where]
+        places = where[0].nonzero()[:, 0][blank].tolist()
+        self._compare(places, final[blank], None if anchor is None else anchor[blank])
+
+    def _compare(self, places: list[int], final: Tensor, anchor: Tensor | None) -> None:
+        finals = self._rankings(self.network.logits, final)
+        anchors: list[Ranking] = [[] for _ in places]
+        if anchor is not None:
+            anchors = self._rankings(lambda part: _without(self.network, part, self.mask_id), anchor)
+        for place, *now in zip(places, anchors, finals, strict=True):
+            rankings = (now[0], now[1])
+            if place not in self.said or _differ(self.said[place], rankings):
+                self.said[place] = rankings
+                self.fresh.append((place, *rankings))
+
+    def _rankings(self, logits: Callable[[Tensor], Tensor], features: Tensor) -> list[Ranking]:
+        size = self.network.vocabulary.size
+        found: list[Ranking] = []
+        for part in features.split(max(1, SLICE // size)):
+            top = logits(part).softmax(-1).topk(min(self.count, size - 1))
+            for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True):
+                found.append([(self.text(i), round(p, 3)) for i, p in zip(ids, values, strict=True)])
+        return found
+
+
+def _without(network: LanguageModel, anchor: Tensor, mask_id: int) -> Tensor:
+    """The anchor stage's logits without the mask's own."""
+    return network.anchor_logits(anchor).index_fill(-1, torch.tensor([mask_id], device=anchor.device), -torch.inf)
+
+
+def _differ(before: tuple[Ranking, Ranking], now: tuple[Ranking, Ranking]) -> bool:
+    """Noticeably: in the likeliest token of a stage, or in its probability."""
+    pairs = [(a[0], b[0]) for a, b in zip(before, now, strict=True) if a and b]
+    return any(a[0] != b[0] or abs(a[1] - b[1]) > _NOTICEABLE for a, b in pairs)

@@ -1,0 +1,74 @@
+"""What a server lets one request ask for, and how it says no."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from adlm.errors import ConfigError
+from adlm.text_model import TextModel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may ask for, and how many there may be.
+
+    Args:
+        running: requests that are worked on at once.
+        waiting: further ones that may wait for their turn; beyond that the answer is 429.
+        tokens: to be written in a text.
+        steps: of a sampler.
+        n: texts of one request, those of all its prompts together.
+        body: bytes of a request.
+        seconds: from a request's arrival to its end, waiting included.
+        guesses: candidates shown for each blank.
+    """
+
+    running: int = 32
+    waiting: int = 256
+    tokens: int = 2048
+    steps: int = 4096
+    n: int = 16
+    body: int = 1 << 18
+    seconds: float = 120.0
+    guesses: int = 10
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, least = getattr(self, each.name), 0 if each.name in ("waiting", "guesses") else 1
+            if value < least:
+                raise ConfigError(f"asked for a limit of {value} {each.name}", "too little", f"give {least} or more")
+
+    def check(self, name: str, value: int | None, *, param: str | None = None) -> None:
+        """Refuse more than the limit of this name."""
+        most = getattr(self, name)
+        if value is not None and value > most:
+            param = param or name
+            raise Refused(400, f"{param} is {value}; this server allows {most}", param=param, code="limit_exceeded")
+
+
+class Refused(Exception):
+    """An answer other than what was asked for, in the shape that OpenAI's clients read."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry = status, message, param, code, retry
+
+    def body(self) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        challenge = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        return challenge | ({} if self.retry is None else {"Retry-After": str(self.retry)})
+
+
+def most_tokens(model: TextModel, limits: Limits, prompt: str, suffix: str) -> int | None:
+    """How many to write where that was not said: the limit, where the model's rows have room for more."""
+    tokenizer, rows = model.tokenizer, model.config.rows
+    begin, end = rows.frame(tokenizer.roles)
+    after = len(tokenizer.encode(suffix)) + len(end) if suffix else 0
+    room = rows.length - len(begin) - len(tokenizer.encode(prompt)) - after
+    return limits.tokens if room > limits.tokens else None

@@ -1,0 +1,115 @@
+"""What may be asked for, field by field. What is not named here is refused."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Text = Annotated[str, Field(max_length=100_000)]
+Name = Annotated[str, Field(max_length=200)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Sampling(_Strict):
+    """How texts are written; what is left out is as the model has it."""
+
+    model: Name | None = None
+    sampler: Name | None = Field(None, description="by its name in /v1/samplers")
+    steps: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As `TextModel.sampler` takes them."""
+        return {"steps": self.steps, "temperature": self.temperature, "top_p": self.top_p}
+
+
+class GenerateRequest(Sampling):
+    """A text to be watched while it appears: on from a prompt, with holes, or on from a canvas."""
+
+    prompt: Text = ""
+    suffix: Text = ""
+    text: Text | None = Field(None, description="with holes as in [MASK:3], instead of prompt and suffix")
+    canvas: Annotated[list[TokenId | None], Field(min_length=1, max_length=100_000)] | None = Field(
+        None, description="token ids that stay, null where something is to be written, instead of a text"
+    )
+    max_tokens: Count | None = None
+    seed: Seed = 0
+    guesses: Annotated[int, Field(ge=0, le=1000)] = 3
+
+
+class InfillRequest(Sampling):
+    text: Text = Field(description="with holes: [MASK], [MASK:4] or [MASK:2-6]")
+    n: Count = 1
+    seed: Seed = 0
+
+
+class ScoreRequest(_Strict):
+    text: Text
+    model: Name | None = None
+    seed: Seed = 0
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class CompletionRequest(Sampling):
+    """As OpenAI's clients ask. `sampler` and `steps` are further fields of this server."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1000)] = ""
+    suffix: Text | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        None, description="by default up to the model's length"
+    )
+    n: Count | None = None
+    seed: Seed | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    user: Name | None = Field(None, description="accepted; it changes nothing and is not kept")
+    best_of: Any = Field(None, description="not supported")
+    logit_bias: Any = Field(None, description="not supported")
+    presence_penalty: Any = Field(None, description="not supported")
+    frequency_penalty: Any = Field(None, description="not supported")
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def stops(self) -> list[str]:
+        found = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [each for each in found if each]
+
+    def unsupported(self) -> tuple[str, str] | None:
+        """A field that means nothing here and why, where one is not at its neutral value."""
+        neutral: dict[str, tuple[Any, ...]] = {
+            "best_of": (None, 1),
+            "logit_bias": (None, {}),
+            "presence_penalty": (None, 0),
+            "frequency_penalty": (None, 0),
+        }
+        for name, values in neutral.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or value not in values:
+                return name, f"{name} is not supported; leave it out"
+        if self.max_tokens == 0:
+            return "max_tokens", "max_tokens=0 writes nothing; to score a text use /v1/score"
+        if self.logprobs is not None and (self.stream or self.echo):
+            with_ = "stream" if self.stream else "echo"
+            return "logprobs", f"logprobs together with {with_} are not supported; to score a text use /v1/score"
+        if self.stream_options is not None and not self.stream:
+            return "stream_options", "stream_options need stream=true"
+        return None

@@ -1,0 +1,159 @@
+"""Processes that serve: one here, or several behind one port."""
+
+import logging
+import multiprocessing
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+import torch
+import uvicorn
+
+from adlm.errors import ConfigError, ModelError
+from adlm.serve.app import make_app
+from adlm.serve.engine import Engine
+from adlm.serve.guard import LOOPBACK
+from adlm.serve.limits import Limits
+from adlm.text_model import load
+from adlm.world import device_for
+
+_LOOK = 0.2  # seconds between two looks at the workers
+_DEATHS, _IN_SECONDS = 5, 60.0  # of workers, at which replacing them is given up
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served, and where.
+
+    Args:
+        models: folders or names on the Hub by the names that requests use.
+        key: asked of every request; needed where other machines can reach the server.
+    """
+
+    models: Mapping[str, str]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key: str | None = None
+    workers: int = 1
+    device: str = "auto"
+    studio: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        asked = f"asked to serve on {self.host}"
+        if self.host not in LOOPBACK and not self.key:
+            raise ConfigError(asked, "others can reach it, and there is no key", "give --key, or set ADLM_KEY")
+        if self.host not in LOOPBACK and self.studio:
+            raise ConfigError(asked, "a browser does not send the key for a page", "serve the page on 127.0.0.1")
+        if self.workers < 1:
+            raise ConfigError(f"asked for {self.workers} workers", "fewer than 1", "give 1 or more")
+
+    def bound(self) -> socket.socket:
+        """A socket that listens; with port 0 the system chooses one."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((self.host, self.port))
+        except OSError as error:
+            listening.close()
+            raise ConfigError(
+                f"asked to serve on {self.host}:{self.port}", str(error), "choose another --port"
+            ) from error
+        listening.listen(1024)
+        return listening
+
+
+def serve(service: Service, listening: socket.socket) -> None:
+    """Until a signal says to stop: then what was begun is finished, and nothing else begins."""
+    if service.workers == 1:
+        _serve_here(service, listening, 0)
+    else:
+        _Workers(service, listening).run()
+
+
+def names_for(models: Sequence[str]) -> dict[str, str]:
+    """Names for requests to use: the last part of each folder or Hub name, numbered where they are the same."""
+    found: dict[str, str] = {}
+    for model in models:
+        last = model.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or model
+        name, number = last, 2
+        while name in found:
+            name, number = f"{last}-{number}", number + 1
+        found[name] = model
+    return found
+
+
+class _Server(uvicorn.Server):
+    engine: Engine
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.engine.draining = True
+        super().handle_exit(sig, frame)
+
+
+def _serve_here(service: Service, listening: socket.socket, number: int) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    device = device_for(service.device)
+    if service.workers > 1 and device.type == "cuda":
+        device = torch.device("cuda", number % torch.cuda.device_count())
+    models = {name: load(model) for name, model in service.models.items()}
+    for model in models.values():
+        model.network.eval().to(device)
+    engine = Engine(models, service.limits)
+    config = uvicorn.Config(
+        make_app(engine, key=service.key, studio=service.studio),
+        access_log=False,  # it would have the paths that strangers ask for; the guard logs routes
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(service.limits.seconds) + 1,
+    )
+    server = _Server(config)
+    server.engine = engine
+    server.run(sockets=[listening])
+
+
+class _Workers:
+    """Processes that accept from one socket. One that dies is replaced; a signal to stop goes to all."""
+
+    def __init__(self, service: Service, listening: socket.socket) -> None:
+        self.service, self.listening, self.stopping = service, listening, False
+        self.context = multiprocessing.get_context("spawn")
+        self.processes: list[BaseProcess] = []
+
+    def run(self) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self._stop)
+        self.processes = [self._started(number) for number in range(self.service.workers)]
+        deaths: deque[float] = deque(maxlen=_DEATHS)
+        while not self.stopping:
+            time.sleep(_LOOK)
+            for number, process in enumerate(self.processes):
+                if process.is_alive() or self.stopping:
+                    continue
+                deaths.append(time.monotonic())
+                if len(deaths) == _DEATHS and deaths[-1] - deaths[0] < _IN_SECONDS:
+                    self._stop()
+                    asked = f"asked for {self.service.workers} workers"
+                    raise ModelError(asked, "they stop as soon as they start", "try --workers 1, which says why")
+                self.processes[number] = self._started(number)
+        for process in self.processes:
+            process.join()
+
+    def _started(self, number: int) -> BaseProcess:
+        process = self.context.Process(target=_serve_here, args=(self.service, self.listening, number))
+        process.start()
+        return process
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+        for process in self.processes:
+            process.terminate()

@@ -1,0 +1,70 @@
+"""Tiny fresh models, and a server in this process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+pytest.importorskip("httpx", reason="httpx is not installed")
+
+from fastapi.testclient import TestClient
+
+from adlm.data.packing import Padded, Wrapped
+from adlm.data.tokenizer import train_bpe
+from adlm.models.io import ModelConfig
+from adlm.models.language_model import Vocabulary
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.serve.app import make_app
+from adlm.serve.engine import Engine
+from adlm.serve.limits import Limits
+from adlm.text_model import TextModel
+
+TEXTS = ["the cat sat on the mat. the dog sat on the log. a bird saw the cat and the dog, and flew away."] * 4
+HERE = "http://127.0.0.1"
+
+
+def tiny(kind: str = "adlm", *, length: int = 32) -> TextModel:
+    """A model of width 32 with random weights: adlm, mdlm, padded or ar."""
+    tokenizer = train_bpe(TEXTS, 300)
+    stack = StackConfig(width=32, heads=2, layers=1, causal=kind == "ar")
+    network = TwoStageConfig(stack, 1) if kind == "adlm" else OneStageConfig(stack)
+    rows = Padded(length) if kind == "padded" else Wrapped(length)
+    config = ModelConfig(network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), rows)
+    torch.manual_seed(0)
+    built = config.build().eval()
+    for weight in built.parameters():  # so that what stands elsewhere matters, and no token is certain
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.25)
+    return TextModel(built, config, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def models() -> dict[str, TextModel]:
+    return {kind: tiny(kind) for kind in ("adlm", "mdlm", "padded", "ar")}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tiny("adlm", length=64).save(path)
+    return path
+
+
+@pytest.fixture
+def engine(models: dict[str, TextModel]) -> Iterator[Engine]:
+    """Started, and closed at the end."""
+    engine = Engine(models)
+    engine.start()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def client(models: dict[str, TextModel]) -> Iterator[TestClient]:
+    limits = Limits(running=8, waiting=8, tokens=64, steps=64, n=4, body=1 << 14, seconds=20, guesses=5)
+    with TestClient(make_app(Engine(models, limits)), base_url=HERE) as client:
+        yield client

@@ -1,0 +1,39 @@
+"""A server in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def server(folder: Path, *options: str, ready: bool = True) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`adlm serve FOLDER --port 0`, and its address once it answers."""
+    command = [sys.executable, "-m", "adlm", "serve", str(folder), "--port", "0", "--device", "cpu", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=_ROOT, env=environment)
+    try:
+        assert process.stderr is not None
+        found = re.search(r"http://\S+", process.stderr.readline())
+        assert found is not None
+        address = found[0]
+        if ready:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                try:
+                    if httpx.get(f"{address}/ready", timeout=60).status_code == 200:
+                        break
+                except httpx.TransportError:
+                    time.sleep(0.05)
+        yield process, address
+    finally:
+        process.kill()
+        process.communicate()

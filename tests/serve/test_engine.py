@@ -1,0 +1,190 @@
+"""The engine without HTTP: what it shares, bounds and stops."""
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adlm.serve.batcher import Batcher, Cancelled, Ticket
+from adlm.serve.engine import Engine
+from adlm.serve.limits import Limits, Refused
+from adlm.text_model import TextModel
+from tests.serve.conftest import tiny
+
+LONG = 1e9
+ASKS = [
+    {"prompt": "the cat", "sampler": "ancestral", "steps": 16},
+    {"prompt": "a dog sat on", "sampler": "confidence", "steps": 8, "temperature": 0.7},
+    {"prompt": "", "sampler": "first-hitting", "top_p": 0.9},
+    {"prompt": "the", "sampler": "remdm-cap", "steps": 12},
+    {"prompt": "a bird", "sampler": "ancestral", "steps": 16, "max_new_tokens": 5},
+    {"prompt": "the log", "sampler": "ancestral", "steps": 9, "n": 3},
+]
+
+ASK_FIELDS = {name for ask in ASKS for name in ask}
+
+
+def written(model: TextModel, ask: dict[str, object], seed: int) -> list[str]:
+    return model.generate(seed=seed, **ask)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["adlm", "mdlm", "padded", "ar"])
+def test_a_seed_writes_the_same_text_alone_and_under_load(engine, models, kind):
+    usable = ("prompt", "n", "top_p", "max_new_tokens") if kind == "ar" else ASK_FIELDS
+    asks = [({name: value for name, value in ask.items() if name in usable}, i) for i, ask in enumerate(ASKS)]
+    alone = [written(models[kind], *each) for each in asks]
+    jobs = engine.submit(kind, [lambda model, _, each=each: written(model, *each) for each in asks])
+    assert [job.future.result(20) for job in jobs] == alone
+
+
+def test_stale_anchors_and_anchor_orders_are_shared_too(engine, models):
+    asks = [{"sampler": "ancestral", "steps": 8, "stale_anchors": 3}, {"sampler": "anchor-first", "steps": 8}] * 3
+    alone = [written(models["adlm"], ask, i) for i, ask in enumerate(asks)]
+    works = [lambda model, _, i=i, ask=ask: written(model, ask, i) for i, ask in enumerate(asks)]
+    assert [job.future.result(20) for job in engine.submit("adlm", works)] == alone
+
+
+def test_requests_of_different_lengths_share_passes(models):
+    engine = Engine({"padded": models["padded"]})
+    # All are there before the first pass, so that the count does not hang on the machine's mood.
+    works = [
+        lambda model, ticket, i=i: (model.generate(seed=i, max_new_tokens=4 + i, sampler="first-hitting"), ticket)[1]
+        for i in range(8)
+    ]
+    jobs = engine.submit("padded", works)
+    while engine.running < 8:
+        time.sleep(0.001)
+    engine.batchers["padded"]._took = LONG  # very patient
+    engine.start()
+    asked = sum(job.future.result(20).calls for job in jobs)
+    batcher = engine.batchers["padded"]
+    engine.close()
+    assert asked == sum(range(4, 12)) == batcher.rows
+    assert batcher.passes < asked / 3
+
+
+def test_a_new_request_joins_those_that_run(engine):
+    began, later = threading.Event(), threading.Event()
+
+    def first(model, ticket):
+        def watch(view):
+            began.set()
+            later.wait(10)
+
+        return model.generate(sampler="first-hitting", watch=watch), ticket.calls
+
+    (slow,) = engine.submit("adlm", [first])
+    assert began.wait(10)
+    (quick,) = engine.submit("adlm", [lambda model, _: model.generate(sampler="ancestral", steps=1)])
+    quick.future.result(10)
+    assert not slow.future.done()
+    later.set()
+    assert slow.future.result(10)[1] == 32
+
+
+def test_a_cancelled_request_makes_no_further_pass(engine):
+    began = threading.Event()
+
+    def work(model, ticket):
+        def watch(view):
+            if view.step == 2:
+                began.set()
+                while not ticket.cancelled:
+                    time.sleep(0.001)
+
+        return model.generate(sampler="first-hitting", watch=watch)
+
+    (job,) = engine.submit("adlm", [work])
+    assert began.wait(10)
+    job.cancel()
+    with pytest.raises(Cancelled):
+        job.future.result(10)
+    assert job.ticket.calls == 3
+    assert engine.cancelled == 1
+
+
+def test_a_request_ends_at_its_time_limit(models):
+    engine = Engine({"adlm": models["adlm"]}, Limits(seconds=1))
+    engine.start()
+    (job,) = engine.submit("adlm", [lambda model, _: [model.generate(seed=i) for i in range(100_000)]])
+    with pytest.raises(Refused, match="not done after 1 seconds") as caught:
+        job.future.result(20)
+    engine.close()
+    assert caught.value.status == 408
+
+
+def test_the_queue_is_bounded_and_takes_all_of_a_request_or_none(models):
+    engine = Engine({"adlm": models["adlm"]}, Limits(running=1, waiting=2))
+    engine.start()
+    go = threading.Event()
+    jobs = engine.submit("adlm", [lambda model, _: go.wait(10)] * 2)
+    with pytest.raises(Refused) as caught:
+        engine.submit("adlm", [lambda model, _: True] * 2)
+    assert caught.value.status == 429
+    assert 1 <= int(caught.value.headers["Retry-After"]) <= 60
+    jobs += engine.submit("adlm", [lambda model, _: True])
+    go.set()
+    assert all(job.future.result(10) for job in jobs)
+    engine.close()
+
+
+def test_what_is_wrong_with_one_request_is_not_felt_by_others(models):
+    network = models["mdlm"].network
+    batcher = Batcher(network)
+    results: dict[str, object] = {}
+
+    def ask(name: str, tokens: torch.Tensor) -> None:
+        try:
+            results[name] = batcher.shared(Ticket(time.monotonic() + 10)).features(tokens).final
+        except Exception as error:
+            results[name] = error
+
+    good, bad = torch.zeros(1, 4, dtype=torch.long), torch.full((1, 4), 10_000)
+    threads = [threading.Thread(target=ask, args=each) for each in (("good", good), ("bad", bad))]
+    for thread in threads:
+        thread.start()
+    while len(batcher._waiting) < 2:
+        time.sleep(0.001)
+    batcher.start()
+    for thread in threads:
+        thread.join(10)
+    batcher.close()
+    assert isinstance(results["bad"], IndexError)
+    with torch.no_grad():
+        assert torch.allclose(results["good"], network.features(good).final, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_passes_together_equal_passes_alone(data):
+    """Any lengths, any segments, wanted or not, one or two stages."""
+    from adlm.serve.batcher import Rows, _apart, _pass, _together
+
+    network = data.draw(st.sampled_from([MODELS["adlm"], MODELS["mdlm"]])).network
+    kinds = ("features", "anchor_stage", "denoise") if network.anchor_head is not None else ("features",)
+    kind = data.draw(st.sampled_from(kinds))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    parts = []
+    for _ in range(data.draw(st.integers(2, 4))):
+        rows, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
+        tokens = torch.randint(0, 200, (rows, length), generator=generator)
+        segments = torch.zeros_like(tokens) if data.draw(st.booleans()) else None
+        wanted = torch.rand(rows, length, generator=generator) < 0.5 if data.draw(st.booleans()) else None
+        with torch.no_grad():
+            stage = network.anchor_stage(tokens) if kind == "denoise" else None
+        if kind == "anchor_stage":
+            wanted = None
+        parts.append(Rows(tokens, None, segments, wanted, stage))
+    with network.frozen():
+        alone = [_pass(network, kind, part) for part in parts]
+        together = _together(parts, network.vocabulary.mask_id)
+        found = _apart(parts, together, _pass(network, kind, together))
+    for one, other in zip(alone, found, strict=True):
+        for a, b in zip(*([x] if isinstance(x, torch.Tensor) else x for x in (one, other)), strict=True):
+            assert a is b is None or torch.allclose(a, b, atol=1e-5)
+
+
+MODELS = {kind: tiny(kind) for kind in ("adlm", "mdlm")}
