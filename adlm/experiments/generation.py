@@ -188,7 +188,8 @@ class Generation(Study):
 
     def steps(self) -> Sequence[Step]:
         judge, texts = self.judge or _JUDGES.get(self.scale, ""), self.texts or _TEXTS[self.scale]
-        corpus = self.corpus or settings.corpora(self.scale)[0]
+        known = settings.corpora(self.scale)
+        corpus = self.corpus or ("stories" if "stories" in known else known[0])  # which have an exact judge
         trained = [
             self._trained(corpus, model, f"{corpus}/{kind}/seed-{seed}", seed)
             for seed in range(self.seeds)
