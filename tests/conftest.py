@@ -1,6 +1,7 @@
 """What tests share: fake models small enough to reason about, a tiny corpus, and the optional reference data."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,16 @@ from adlm.models.language_model import LanguageModel, Vocabulary
 from adlm.types import Batch, Features
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+_BROWSER = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,26 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("no folder `shared` with reference data beside the repository")
     return folder
+
+
+@pytest.fixture(scope="module")
+def context_with():
+    """Contexts of a headless Chromium, by their options. Skipped, saying so, where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no chromium here to show pages")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=_BROWSER)
+        contexts = {}
+
+        def context_with(**options):  # making one takes longer than most tests
+            key = tuple(sorted(options.items()))
+            contexts[key] = contexts.get(key) or browser.new_context(**options)
+            return contexts[key]
+
+        yield context_with
+        browser.close()
 
 
 def batch_of(tokens: list[list[int]] | Tensor, valid: Tensor | None = None) -> Batch:

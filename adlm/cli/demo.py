@@ -1,6 +1,7 @@
 """`adlm demo`: the main job in minutes."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,25 +33,27 @@ def command(
         quick: a tenth of the training: a minute or two, and the samples show it.
         out: where models, prepared data, results.json and report.html go.
         steps: training steps of each model.
-        samples: texts to print for each model, at most three.
+        samples: texts to print for each model.
         seed: of data order, noise and samples.
     """
     for name, value in (("--steps", steps), ("--samples", samples)):
         if value is not None and value < 1:
             raise ConfigError(f"asked for {name} {value}", "fewer than 1", "give 1 or more")
     began = time.perf_counter()
-    study = Demo(corpus=corpus, training_steps=steps or (150 if quick else 0), seed=seed)
+    words = ["adlm", "demo", "--corpus", corpus, "--seed", str(seed)]
+    words += [*(["--quick"] if quick else []), *(["--steps", str(steps)] if steps else [])]
+    study = Demo(corpus=corpus, training_steps=steps or 0, shown=samples, seed=seed)
     if quick:
-        study = Demo(corpus=corpus, training_steps=steps or 150, rows=100, texts=20, seed=seed)
+        study = replace(study, training_steps=steps or 150, rows=100, texts=20)
     found = carry_out(study, out, around=shown)
     report = study.report(found)
-    write_all(study, out, found, report, ["adlm", "demo", "--corpus", corpus, "--seed", str(seed)])
+    write_all(study, out, found, report, words)
     for section in report.sections:
         if isinstance(section, Table):
             console().print(printed(section))
         elif isinstance(section, Texts):
             for name in dict.fromkeys(heading for heading, _ in section.texts):
-                texts = [text for heading, text in section.texts if heading == name][:samples]
+                texts = [text for heading, text in section.texts if heading == name]
                 console().print(Panel(Text("\n\n".join(texts)), title=name, title_align="left"))
     minutes = (time.perf_counter() - began) / 60
     console().print(f"{minutes:.1f} minutes. Look at {out}/{REPORT} in a browser.", highlight=False, soft_wrap=True)

@@ -42,6 +42,7 @@ class Demo(Study):
     corpus: the stories, or any other text.
     training_steps: of each model; 0: the recipe's.
     texts: that each model writes.
+    shown: of them, in the report.
     seed: the one seed.
     """
 
@@ -53,6 +54,7 @@ class Demo(Study):
     training_steps: int = 0
     rows: int = 500
     texts: int = 100
+    shown: int = 3
     seed: int = 0
 
     def runs(self) -> dict[str, Run]:
@@ -92,7 +94,7 @@ class Demo(Study):
         written = [
             (outcome.labels["model"], f"{mark(self.corpus, text)}{text}")
             for outcome in trained
-            for text in outcome.result["texts"][:3]
+            for text in outcome.result["texts"][: self.shown]
         ]
         box = [
             (outcome.name, text) for outcome in outcomes if outcome.name == "box" for text in outcome.result["texts"]
@@ -101,7 +103,7 @@ class Demo(Study):
         sections = [
             self._table(trained),
             *players,
-            Texts("What they write", f"{marks}The first three of each, nothing chosen.", written),
+            Texts("What they write", f"{marks}The first of each, nothing chosen.", written),
             Texts("The model in the box writes", "It came with the package, and was trained for longer.", box),
             curves(self.corpus, trained),
         ]

@@ -18,15 +18,14 @@ from adlm.data.catalog import open_source
 from adlm.data.config import Corpus
 from adlm.data.hub import HubDataset
 from adlm.data.packing import Packing, Wrapped
-from adlm.data.source import Source
 from adlm.data.tokenizer import Tokenizer, train_bpe
-from adlm.errors import AdlmError, ConfigError, DataError
+from adlm.errors import AdlmError, ConfigError
 from adlm.evaluate.documents import packed_rows
 from adlm.experiments import settings
 from adlm.experiments.statistics import over_runs, paired
 from adlm.experiments.study import Outcome, Place, Step, Study, Work
 from adlm.experiments.tables import nats_of, of
-from adlm.experiments.training import Train
+from adlm.experiments.training import Train, splits_of
 from adlm.models.sizes import SIZES
 from adlm.recipes import published, small
 from adlm.recipes.twins import twin
@@ -80,12 +79,12 @@ class Share(Work):
 
     def _beginning(self, name: str) -> Iterator[str]:
         source = open_source(name)
-        return source.beginning(_splits(source)[0], self.characters)
+        return source.beginning(splits_of(source)[0], self.characters)
 
     def _bytes_a_token(self, name: str, tokenizer: Tokenizer) -> float:
         """Of the rows that `Train` scores."""
         source = open_source(name)
-        rows = packed_rows(source, _splits(source)[1], tokenizer, self.rows, limit=self.scored)
+        rows = packed_rows(source, splits_of(source)[1], tokenizer, self.rows, limit=self.scored)
         return int(rows.bytes.sum()) / int(rows.row_lengths.sum())
 
 
@@ -101,16 +100,6 @@ class TrainInShared(Train):
         return Train(replace(self.run, data=data), self.rows, self.draws, self.others, self.texts).do(place)
 
 
-def _splits(source: Source) -> tuple[str, str]:
-    """What is trained on, and what is scored: as `held_out` has it."""
-    train = source.splits[0]
-    held = next((split for split in ("test", "valid") if split in source.splits and split != train), None)
-    if held is None:
-        fix = "add a file with test in its name"
-        raise DataError(f"asked to test on {source.name}", f"only the split {train}: nothing is held out", fix)
-    return train, held
-
-
 @cache
 def _why_not(name: str, scale: str, kept: str | None) -> str:
     """Why a domain cannot be read, with corpora kept in a folder; empty where it can be.
@@ -122,7 +111,7 @@ def _why_not(name: str, scale: str, kept: str | None) -> str:
         source = open_source(name)
         if scale == "nano" and isinstance(source, HubDataset):
             return f"no files in the folder {name} of $ADLM_DATA"
-        _splits(source)
+        splits_of(source)
         return "" if isinstance(source, HubDataset) or next(source.pieces(source.splits[0]), None) else "no text in it"
     except AdlmError as error:
         return error.found
@@ -172,7 +161,7 @@ class Domains(Study):
 
     def _run(self, domain: str, model: str, seed: int) -> Run:
         """All of a domain cost the same: the left-to-right model has the shape of the MDLM of equal cost."""
-        train, _ = _splits(open_source(domain))
+        train, _ = splits_of(open_source(domain))
         data = Corpus(domain, f"bpe:{_SIZES[self.scale]}", _ROWS[self.scale], train=train)
         kind = "adlm" if model == "ADLM" else "mdlm-same-cost"
         if self.scale == "nano":

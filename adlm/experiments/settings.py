@@ -8,6 +8,7 @@ from dataclasses import replace
 from adlm.data.config import Corpus
 from adlm.data.packing import Padded, Wrapped
 from adlm.errors import UnknownName
+from adlm.experiments.training import splits_of
 from adlm.models.sizes import SIZES
 from adlm.recipes import published, small
 from adlm.train.run import Run
@@ -16,7 +17,7 @@ from adlm.train.run import Run
 NANO: dict[str, Corpus] = {
     "kjv": Corpus("kjv", "bpe:1024", Wrapped(64)),
     "wikitext2": Corpus("wikitext2", "bpe:1024", Wrapped(64)),
-    "tinystories": Corpus("tinystories", "bpe:1024", Wrapped(64), train="valid", valid="test"),
+    "tinystories": Corpus("tinystories", "bpe:1024", Wrapped(64)),
     "text8": Corpus("text8", "characters", Wrapped(128, separated=False)),
     "stories": Corpus("stories:40000", "words", Padded(64, begin=False, crop=True, predict_padding=True)),
 }
@@ -40,7 +41,8 @@ def run_of(scale: str, corpus: str, kind: str, *, seed: int = 0, steps: int | No
     if kind == "ar-same-cost":
         run = replace(small.left_to_right(run_of(scale, corpus, "mdlm-same-cost")), name=f"{corpus}-{kind}")
     elif scale == "nano":
-        run = nano(NANO[corpus], kind)
+        # Of some corpora only the smaller splits lie about; then the first of them is trained on.
+        run = nano(replace(NANO[corpus], train=splits_of(NANO[corpus].open())[0]), kind)
     else:
         run = (_SMALL if scale == "small" else _PAPER)[corpus](kind)
     return replace(run, train=replace(run.train, seed=seed, steps=steps or run.train.steps))

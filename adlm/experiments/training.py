@@ -84,14 +84,20 @@ def held_out(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> Table:
 
 def _held_out(corpus: Corpus) -> tuple[Source, str]:
     source = corpus.open()
-    split = next((split for split in _HELD_OUT if split in source.splits and split != corpus.train), None)
-    if split is None:
+    return source, splits_of(source, corpus.train)[1]
+
+
+def splits_of(source: Source, train: str | None = None) -> tuple[str, str]:
+    """What is trained on, by default what the source calls its training split, and what is scored."""
+    train = train or source.splits[0]
+    held = next((split for split in _HELD_OUT if split in source.splits and split != train), None)
+    if held is None:
         raise DataError(
-            f"asked to score models on {corpus.source}",
+            f"asked to score models on {source.name}",
             f"only the splits {', '.join(source.splits)}: nothing held out to score on",
             "add a file with test or valid in its name, or rename the file so that it is cut into splits",
         )
-    return source, split
+    return train, held
 
 
 def _plain(score: Perplexity) -> dict[str, Any]:

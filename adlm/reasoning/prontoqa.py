@@ -11,14 +11,13 @@ The rates of negation and the words are those of the published training file, wh
 `tests/reasoning/test_prontoqa.py` compares with what is drawn here.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
 from adlm.reasoning.answers import truth_in
-from adlm.reasoning.problem import Generated, Problem
-from adlm.reasoning.prosqa import names_along, published_or_none, read_named
+from adlm.reasoning.problem import Problem
+from adlm.reasoning.prosqa import Published, names_along
 
 ENTITIES = ("Alex", "Fae", "Max", "Polly", "Rex", "Sally", "Sam", "Stella", "Wren")
 _CONCEPTS = """
@@ -47,28 +46,13 @@ _NEGATED_ON_THE_WAY, _NEGATED_LAST, _NEGATED_ELSEWHERE = 0.275, 0.467, 0.33
 
 
 @dataclass(frozen=True)
-class ProntoQA(Generated):
-    """Published files prontoqa_{train,valid,test}.json; what is not there is generated.
-
-    With a folder, the valid and test files have to be in it: only the training problems are generated then.
-
-    Args:
-        folder: where the files are; "" looks in $ADLM_DATA/prontoqa.
-    """
+class ProntoQA(Published):
+    """Five hops, true or false."""
 
     name = "prontoqa"
     train: int = 9_000
     valid: int = 200
     test: int = 800
-    folder: str = ""
-
-    def problems(self, split: str) -> Sequence[Problem]:
-        path = published_or_none(self.folder, self.name, split)
-        return self.drawn(split) if path is None else [*read_named(path)]
-
-    def origin(self, split: str) -> str:
-        path = published_or_none(self.folder, self.name, split)
-        return super().origin(split) if path is None else f"published: {path.name}"
 
     def answer_of(self, text: str) -> str | None:
         return truth_in(text)

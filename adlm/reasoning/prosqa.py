@@ -13,6 +13,7 @@ published valid and test files, which `tests/reasoning/test_prosqa.py` compares 
 
 import math
 import re
+from abc import ABC
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -103,20 +104,15 @@ def names_along(steps: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ProsQA(Generated):
-    """Published files prosqa_{train,valid,test}.json; what is not there is generated.
+class Published(Generated, ABC):
+    """Problems about entities and concepts in files NAME_{train,valid,test}.json; what is not there is generated.
 
     With a folder, the valid and test files have to be in it: only the training problems are generated then.
 
     Args:
-        train: as many as the paper's.
-        folder: where the files are; "" looks in $ADLM_DATA/prosqa.
+        folder: where the files are; "" looks in $ADLM_DATA/NAME.
     """
 
-    name = "prosqa"
-    train: int = 17_886
-    valid: int = 300
-    test: int = 500
     folder: str = ""
 
     def problems(self, split: str) -> Sequence[Problem]:
@@ -126,6 +122,16 @@ class ProsQA(Generated):
     def origin(self, split: str) -> str:
         path = published_or_none(self.folder, self.name, split)
         return super().origin(split) if path is None else f"published: {path.name}"
+
+
+@dataclass(frozen=True)
+class ProsQA(Published):
+    """As many training problems as the paper's."""
+
+    name = "prosqa"
+    train: int = 17_886
+    valid: int = 300
+    test: int = 500
 
     def answer_of(self, text: str) -> str | None:
         return last_sentence(text)

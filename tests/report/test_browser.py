@@ -1,6 +1,5 @@
 """The page in a browser. Skipped, saying so, where there is none."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,16 +7,6 @@ import pytest
 from adlm.report.page import write_report
 from adlm.report.sections import Chart, Code, Frame, Interval, Player, Report, Series, Table, Texts
 
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
 WORDS = ["the", " fox", " met", " an", " owl", "."]
 HOSTILE = ["</script><img src=x onerror=\"document.title='run'\">", " `code`", " שלום", " 🦊", " <b>x</b>", " &lt;"]
 
@@ -37,25 +26,6 @@ def report_of(words: list[str]) -> Report:
     chart = Chart("Chart", "", "x", "y", [Series(text, [1, 2, 3], [3, 2, 1], [2, 1, 0], [4, 3, 2])])
     sections = [player_of(words), wide, chart, Texts("Texts", "", [(text, text)]), Code("Code", "", "word " * 80)]
     return Report(text, text, [*sections, replace(player_of(words), title="Another")])
-
-
-@pytest.fixture(scope="module")
-def context_with():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no chromium here to show pages")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
-        contexts = {}
-
-        def context_with(**options):  # making one takes longer than most tests
-            key = tuple(sorted(options.items()))
-            contexts[key] = contexts.get(key) or browser.new_context(**options)
-            return contexts[key]
-
-        yield context_with
-        browser.close()
 
 
 @pytest.fixture

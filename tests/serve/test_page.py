@@ -1,33 +1,11 @@
 """The studio page in a browser, against a server without a model. Skipped, saying so, where there is no browser."""
 
-import shutil
-
 import pytest
 
-from tests.report.test_browser import ARGUMENTS
 from tests.serve.fake import FILLING, WORDS, Fake, serve
 
 HOLES = "A [MASK:4] in the wood."
 HOSTILE = ("</script><img src=x onerror=\"document.title='run'\">", " <b>x</b>", " &lt;", " שלום", ' "', " ${1}", " 🦊")
-
-
-@pytest.fixture(scope="module")
-def context_with():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no chromium here to show pages")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
-        contexts = {}
-
-        def context_with(**options):  # making one takes longer than most tests
-            key = tuple(sorted(options.items()))
-            contexts[key] = contexts.get(key) or browser.new_context(**options)
-            return contexts[key]
-
-        yield context_with
-        browser.close()
 
 
 @pytest.fixture
