@@ -46,11 +46,14 @@ bench: $(READY)
 
 # The studies behind docs/results, hours on two cores. Corpora other than those that come with packages are looked for in
 # $ADLM_DATA/NAME, then on the Hub. Where time is what is measured, nothing runs beside it.
-STUDIES := anchoring anchors domains sample-complexity generation
 results: $(READY)
-	for study in $(STUDIES); do $(BIN)/adlm experiment $$study --jobs 2 || exit 1; done
-	$(BIN)/adlm experiment efficiency
-	$(BIN)/python docs/collect.py $(STUDIES:%=runs/%) runs/efficiency
+	$(BIN)/adlm experiment anchoring --seeds 3 --jobs 2
+	$(BIN)/adlm experiment generation --seeds 3 --jobs 2
+	$(BIN)/adlm experiment sample-complexity --seeds 3 --jobs 2
+	$(BIN)/adlm experiment anchors --seeds 1 --jobs 2
+	$(BIN)/adlm experiment domains --seeds 1 --jobs 2
+	$(BIN)/adlm experiment efficiency --seeds 1
+	$(BIN)/python docs/collect.py $(addprefix runs/,anchoring generation sample-complexity anchors domains efficiency)
 
 box: $(READY)
 	$(BIN)/adlm train box-adlm

@@ -1,4 +1,5 @@
-"""Does anchoring help? AR, MDLM, MDLMs that match, ADLM with and without its anchor loss and with every hand-over."""
+"""Does anchoring help? AR, MDLM, MDLMs that match, ADLM with and without its anchor loss and with every hand-over; and
+left to right, A2R beside ARs that match it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -46,8 +47,11 @@ ARMS: dict[str, tuple[str, Callable[[Run], Run] | None]] = {
     "ADLM, probabilities": ("adlm", _handing_over(Probabilities())),
     "ADLM, hidden": ("adlm", _handing_over(Hidden())),
     "ADLM, continued": ("adlm", _handing_over(Continued())),
+    "AR, same parameters": ("ar-same-parameters", None),
+    "A2R": ("a2r", None),
 }
-MAIN = ("AR", "MDLM, same cost", "ADLM, γ = 0", "ADLM")
+LEFT_TO_RIGHT = ("AR", "AR, same parameters", "A2R")  # twins of A2R, and A2R
+MAIN = ("AR", "MDLM, same cost", "ADLM")
 AGAINST = ("MDLM, same cost", "MDLM, same parameters", "MDLM")
 
 
@@ -104,15 +108,20 @@ class Anchoring(Study):
         sections: list[Section] = []
         for corpus in dict.fromkeys(outcome.labels["corpus"] for outcome in outcomes if "corpus" in outcome.labels):
             here = of(outcomes, corpus=corpus)
-            sections += [_table(corpus, here), curves(corpus, here)]
+            known = {outcome.labels["model"] for outcome in here}
+            by_diffusion = [each for each in ARMS if each in known and (each == "AR" or each not in LEFT_TO_RIGHT)]
+            sections.append(_table(f"Held-out perplexity on {corpus}", corpus, here, by_diffusion, AGAINST))
+            if "A2R" in known:
+                title = f"Anchors left to right, on {corpus}"
+                sections.append(_table(title, corpus, here, [each for each in LEFT_TO_RIGHT if each in known], ("AR",)))
+            sections.append(curves(corpus, here))
         return Report("Does anchoring help?", self.question, [*sections, *texts_of(outcomes)])
 
 
-def _table(corpus: str, outcomes: Sequence[Outcome]) -> Table:
-    """Every arm with its intervals over seeds, and how it stands to the MDLM of equal cost and to AR."""
-    arms = list(dict.fromkeys(outcome.labels["model"] for outcome in outcomes))
+def _table(title: str, corpus: str, outcomes: Sequence[Outcome], arms: Sequence[str], against: Sequence[str]) -> Table:
+    """Every arm with its intervals over seeds, how it stands to the first of `against` that there is, and to AR."""
     nats = {arm: nats_of(of(outcomes, model=arm)) for arm in arms}
-    base = next((arm for arm in AGAINST if arm in arms), None)
+    base = next((arm for arm in against if arm in arms), None)
     rows: list[list[Cell]] = []
     for arm in arms:
         first = of(outcomes, model=arm)[0].result
@@ -125,16 +134,16 @@ def _table(corpus: str, outcomes: Sequence[Outcome]) -> Table:
             mean,
             exponential(mean),
             _difference(nats, arm, base),
-            _closed(nats, arm, base),
+            *([] if base == "AR" else [_closed(nats, arm, base)]),
         ])  # fmt: skip
-    columns = ("model", "parameters", "training work, TFLOP", "nats a token", "perplexity",
-               f"nats against {base}", "of the gap to AR closed")  # fmt: skip
+    columns = ["model", "parameters", "training work, TFLOP", "nats a token", "perplexity", f"nats against {base}"]
+    columns += [] if base == "AR" else ["of the gap to AR closed, %"]
     seeds = max(len(each) for each in nats.values())
     note = (
         f"Held-out text of {corpus}, the same rows for all. ± is a 95 % interval over {seeds} seeds (Student's t), in "
-        "the last two columns of differences between runs that share a seed; ≤ marks a bound."
+        "what is compared of differences between runs that share a seed; ≤ marks a bound."
     )
-    return Table(f"Held-out perplexity on {corpus}", note, columns, rows, ("", "", "", "low", "low", "low", "high"))
+    return Table(title, note, columns, rows, ("", "", "", "low", "low", "low", "high")[: len(columns)])
 
 
 Nats = dict[str, dict[int, float]]  # by arm and seed

@@ -34,8 +34,8 @@ PAPER: dict[str, dict[str, float]] = {
     "threshold": {"1": 23.17, "5": 22.32, "10": 23.01, "20": 23.98},
     "gamma": {"0.03": 22.39, "0.003": 22.32, "3e-05": 23.72},
 }
-_THRESHOLDS = (1, 2, 5, 10, 20)
-_GAMMAS = (0.0, 3e-5, 3e-3, 3e-2, 0.05, 0.3, 1.0)
+_THRESHOLDS = (1, 5, 10, 20)
+_GAMMAS = (0.0, 3e-5, 3e-3, 3e-2, 0.05, 1.0)
 _WRONG = (0.0, 0.25, 0.5, 1.0)
 _SPLITS = 6  # of the depth; each but the ends is a setting
 _HAND_OVERS: dict[str, HandOver] = {

@@ -28,7 +28,7 @@ from adlm.experiments.tables import nats_of, of
 from adlm.experiments.training import Train, splits_of
 from adlm.models.sizes import SIZES
 from adlm.recipes import published, small
-from adlm.recipes.twins import twin
+from adlm.recipes.twins import TWINS, twin
 from adlm.report.sections import Cell, Chart, Interval, Report, Section, Series, Table
 from adlm.train.run import Run
 
@@ -160,20 +160,18 @@ class Domains(Study):
         return [Step(shared, share), *trained]
 
     def _run(self, domain: str, model: str, seed: int) -> Run:
-        """All of a domain cost the same: the left-to-right model has the shape of the MDLM of equal cost."""
         train, _ = splits_of(open_source(domain))
         data = Corpus(domain, f"bpe:{_SIZES[self.scale]}", _ROWS[self.scale], train=train)
-        kind = "adlm" if model == "ADLM" else "mdlm-same-cost"
+        kind = {"AR": "ar-same-cost", "MDLM": "mdlm-same-cost", "ADLM": "adlm"}[model]
         if self.scale == "nano":
             run = settings.nano(data, kind)
         elif self.scale == "small":
             run = small.cpu_run("", kind, data, SIZES["nano"], (4, 2), steps=5500, warmup=100, draws=4)
         else:
-            run = replace(published.openwebtext("adlm"), data=data)
-            run = run if kind == "adlm" else twin(run, kind, name="")
+            run = replace(published.openwebtext(TWINS.get(kind, kind)), data=data)
+            run = twin(run, kind, name="") if kind in TWINS else run
         steps = self.training_steps or (STEPS if self.scale == "nano" else run.train.steps)
-        run = replace(run, name=f"{domain}-{model.lower()}", train=replace(run.train, seed=seed, steps=steps))
-        return small.left_to_right(run) if model == "AR" else run
+        return replace(run, name=f"{domain}-{model.lower()}", train=replace(run.train, seed=seed, steps=steps))
 
     def report(self, outcomes: Sequence[Outcome]) -> Report:
         shared = next((outcome.result for outcome in outcomes if "bytes_a_token" in outcome.result), None)

@@ -59,11 +59,11 @@ def recipe(name: str) -> Run:
 
 
 def matched(name: str) -> Run | None:
-    """The ADLM run that the run of this name is made to match; None for those that match none."""
+    """The run that the one of this name is made to match; None for those that match none."""
     corpus, _, rest = name.partition("-")
-    for kind in TWINS:
+    for kind, anchored in TWINS.items():
         if rest == kind or rest.startswith(f"{kind}-"):
-            return recipe(f"{corpus}-adlm{rest.removeprefix(kind)}")
+            return recipe(f"{corpus}-{anchored}{rest.removeprefix(kind)}")
     return None
 
 

@@ -51,7 +51,7 @@ def _run(name: str, kind: str, size: str, data: Corpus, *, micro_rows: int) -> R
     if size != "small":
         name = f"{name}-{size}"
     if kind in TWINS:
-        return twin(_run(name, "adlm", size, data, micro_rows=micro_rows), kind, name=name)
+        return twin(_run(name, TWINS[kind], size, data, micro_rows=micro_rows), kind, name=name)
     network, objective = _model(kind, size)
     return Run(
         name,
@@ -95,5 +95,5 @@ def _model(kind: str, size: str) -> tuple[NetworkConfig, Objective]:
     return network, objective
 
 
-KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", *TWINS, "a2r", "sedd", "d3pm")
+KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", "a2r", *TWINS, "sedd", "d3pm")
 OFFERED = ("small", *(size for size in SIZES if size != "small"))

@@ -30,7 +30,7 @@ from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 
 DEMO_KINDS = ("ar", "mdlm", "adlm")
 BOX_KINDS = ("adlm", "mdlm-same-cost")
-KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", *TWINS, "a2r")
+KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", "a2r", *TWINS)
 OFFERED = ("nano", "micro", "tiny")
 _ROWS = 16
 
@@ -44,9 +44,9 @@ def demo(kind: str) -> Run:
     if kind not in DEMO_KINDS:
         raise UnknownName("model of the demo", kind, DEMO_KINDS)
     data = Corpus("stories:40000", "words", Padded(64, begin=False, crop=True, predict_padding=True))
-    stack, own = StackConfig(width=96, heads=4, layers=4), "adlm" if kind == "adlm" else "mdlm-same-cost"
-    run = cpu_run(f"demo-{kind}", own, data, stack, (3, 1), steps=1500, warmup=50, draws=8)
-    return left_to_right(run) if kind == "ar" else run
+    own = {"ar": "ar-same-cost", "mdlm": "mdlm-same-cost", "adlm": "adlm"}[kind]
+    stack = StackConfig(width=96, heads=4, layers=4)
+    return cpu_run(f"demo-{kind}", own, data, stack, (3, 1), steps=1500, warmup=50, draws=8)
 
 
 def text8(kind: str, size: str = "nano") -> Run:
@@ -112,7 +112,7 @@ def cpu_run(
         rows: of a step.
     """
     if kind in TWINS:
-        anchored = cpu_run(name, "adlm", data, stack, stages, steps=steps, warmup=warmup, draws=draws, rows=rows)
+        anchored = cpu_run(name, TWINS[kind], data, stack, stages, steps=steps, warmup=warmup, draws=draws, rows=rows)
         run = twin(anchored, kind, name=name)
         assert isinstance(run.network, OneStageConfig)
         return replace(run, network=replace(run.network, stack=_rereading(run.network.stack, stages[0])))
@@ -128,16 +128,12 @@ def cpu_run(
     return Run(name, data, network, objective, train, validation, CheckpointConfig(every=500))
 
 
-def left_to_right(run: Run) -> Run:
-    """The same run with a left-to-right model of the same shape. It reads its tokens once: twice did it no good."""
-    assert isinstance(run.network, OneStageConfig)
-    network = replace(run.network, stack=replace(run.network.stack, causal=True, reread=0))
-    return replace(run, network=network, objective=CrossEntropy())
-
-
 def _rereading(stack: StackConfig, anchor_layers: int) -> StackConfig:
-    """Masked models of one stage read their tokens again where the anchored ones they are compared with do."""
-    return replace(stack, reread=min(anchor_layers, stack.layers - 1))
+    """Masked models of one stage read their tokens again where the anchored ones they are compared with do.
+
+    Left-to-right ones read them once: twice did them no good.
+    """
+    return stack if stack.causal else replace(stack, reread=min(anchor_layers, stack.layers - 1))
 
 
 def _model(
@@ -148,8 +144,7 @@ def _model(
     masking, rule = CountMasking(), RareInSequence(5)
 
     def one(*, causal: bool = False) -> NetworkConfig:
-        whole = replace(stack, causal=True) if causal else _rereading(stack, stages[0])
-        return OneStageConfig(whole, tied=True, positions=positions)
+        return OneStageConfig(_rereading(replace(stack, causal=causal), stages[0]), tied=True, positions=positions)
 
     def two(*, causal: bool = False) -> NetworkConfig:
         anchor = replace(stack, layers=stages[0], causal=causal)

@@ -1,7 +1,8 @@
-"""MDLMs that match an ADLM: in parameters, or in the work of a training step. Nobody has published either.
+"""One-stage models that match an anchored one, in parameters or in the work of a step. Nobody has published any.
 
 A published ADLM has one and a half times the layers of the MDLM it is compared with, and three more matrices as large
-as the vocabulary. What its two stages and its anchors are worth, a network without them but of the same size can say.
+as the vocabulary; so has A2R beside AR. What two stages and anchors are worth, a network without them but of the same
+size can say.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from adlm.models.costs import count_parameters, shape_of, training_work
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.two_stage import TwoStageConfig
-from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
+from adlm.objectives.objective import CrossEntropy
 from adlm.train.plan import known_vocabulary, row_length, shares, summary
 from adlm.train.run import Run
 
@@ -21,7 +23,13 @@ from adlm.train.run import Run
 TOLERANCE = 0.02
 _GIVE = 1 / 8  # of the width, at most
 
-TWINS = ("mdlm-same-parameters", "mdlm-same-cost")
+# By kind, the kind that it matches.
+TWINS = {
+    "mdlm-same-parameters": "adlm",
+    "mdlm-same-cost": "adlm",
+    "ar-same-parameters": "a2r",
+    "ar-same-cost": "a2r",
+}
 
 
 def same_parameters(network: TwoStageConfig, vocabulary: Vocabulary) -> OneStageConfig:
@@ -94,18 +102,20 @@ def _deep(one: OneStageConfig, layers: int) -> OneStageConfig:
 
 
 def twin(run: Run, kind: str, *, name: str) -> Run:
-    """The MDLM run that differs from an ADLM run in its network and the anchor term alone.
+    """The MDLM or AR run that differs from an ADLM or A2R run in its network and the anchor term alone.
 
     Args:
         kind: one of `TWINS`.
     """
     network, objective = run.network, run.objective
-    if not isinstance(network, TwoStageConfig) or not isinstance(objective, Anelbo):
+    if not isinstance(network, TwoStageConfig) or not isinstance(objective, Anelbo | AnchoredCrossEntropy):
         raise ConfigError(
-            f"asked for the twin of {run.name}", f"{type(objective).__name__} in one stage", "ask for an ADLM's"
+            f"asked for the twin of {run.name}",
+            f"{type(objective).__name__} in one stage",
+            "ask for an ADLM's or A2R's",
         )
     vocabulary = known_vocabulary(run.data)
-    if kind == "mdlm-same-parameters":
+    if kind.endswith("-same-parameters"):
         one = same_parameters(network, vocabulary)
     else:
         length, share = row_length(run.data), shares(run)
@@ -117,7 +127,8 @@ def twin(run: Run, kind: str, *, name: str) -> Run:
             scored=share.scored / share.computed,
             anchors=share.anchors / share.computed,
         )
-    return replace(run, name=name, network=one, objective=Nelbo(objective.corruption))
+    plain = Nelbo(objective.corruption) if isinstance(objective, Anelbo) else CrossEntropy()
+    return replace(run, name=name, network=one, objective=plain)
 
 
 class Mismatch(NamedTuple):
@@ -129,7 +140,7 @@ class Mismatch(NamedTuple):
 
 
 def mismatch(run: Run, matched: Run) -> Mismatch:
-    """What whole layers leave between a twin and its ADLM."""
+    """What whole layers leave between a twin and what it matches."""
     a, b = summary(run), summary(matched)
     return Mismatch(
         a.parameters.total / b.parameters.total - 1,

@@ -11,6 +11,7 @@ from adlm.models.language_model import Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.objectives.objective import CrossEntropy
 from adlm.recipes.named import FAMILIES, matched, recipe
 from adlm.recipes.twins import TOLERANCE, TWINS, mismatch, same_cost, same_parameters, twin
 
@@ -72,7 +73,7 @@ def test_a_stream_that_goes_on_has_the_parameters_of_one_stack():
 PAIRS = [
     (f"{corpus}-{kind}{size}", field)
     for corpus, family in FAMILIES.items()
-    for kind, field in zip(TWINS, ("parameters", "work"), strict=True)
+    for kind, field in zip(TWINS, ("parameters", "work") * 2, strict=True)
     if kind in family.kinds
     for size in ("", *(f"-{size}" for size in family.sizes))
 ]
@@ -97,6 +98,13 @@ def test_a_twin_differs_in_network_and_anchor_term_alone():
     assert not isinstance(run.objective, Anelbo)
 
 
-def test_only_an_adlm_has_twins():
-    with pytest.raises(ConfigError, match="ask for an ADLM's"):
-        twin(recipe("text8-mdlm"), TWINS[0], name="nothing")
+def test_a_twin_of_a2r_is_a_left_to_right_model_that_reads_the_same():
+    run, original = recipe("lm1b-ar-same-cost"), recipe("lm1b-a2r")
+    assert replace(run, name=original.name, network=original.network, objective=original.objective) == original
+    assert run.objective == CrossEntropy()
+    assert run.network.stack.causal
+
+
+def test_only_anchored_models_have_twins():
+    with pytest.raises(ConfigError, match="ask for an ADLM's or A2R's"):
+        twin(recipe("text8-mdlm"), "mdlm-same-cost", name="nothing")
