@@ -13,8 +13,10 @@ from adlm import __version__
 from adlm.errors import AdlmError, Interrupted, UnknownName
 
 COMMANDS = {
+    "completion": "a script for bash, zsh or fish that completes commands and options",
     "convert": "official ADLM, MDLM and AR checkpoints into model folders, and back; nothing in them is run",
     "demo": "train AR, MDLM and ADLM on text that comes with the package; score them, write samples and a report",
+    "doctor": "versions, devices, number formats, extras, and what would fail",
     "evaluate": "measure: perplexity, zero-shot, generation, MAUVE, anchors and more, each with its error",
     "experiment": "carry out a study of the paper's questions, from training to a report; stopped, it goes on",
     "infill": "fill the holes of a text",

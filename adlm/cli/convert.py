@@ -1,4 +1,4 @@
-"""`adlm convert`: official checkpoints into model folders, and back."""
+"""`adlm convert`: official checkpoints into model folders, and back; and model folders for the library transformers."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +12,7 @@ from adlm.convert.output import check_free, write_safetensors
 from adlm.convert.to_official import to_official
 from adlm.errors import ConfigError
 from adlm.models.io import load_model, save_model
+from adlm.text_model import load
 
 
 def command(
@@ -19,30 +20,30 @@ def command(
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     *,
-    to: Literal["adlm", "official"] = "adlm",
+    to: Literal["adlm", "official", "transformers"] = "adlm",
     options: Annotated[Options, tyro.conf.arg(name="")] = Options(),  # noqa: B008
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
-    """Official ADLM, MDLM and AR checkpoints into model folders, and back.
+    """Official ADLM, MDLM and AR checkpoints into model folders, and back; and for the library transformers.
 
     A checkpoint is read as data: nothing in it is run, and one that tries is refused.
 
     Args:
-        source: an official .ckpt, or a state_dict under official names as .safetensors; with --to official a model
-            folder.
-        out: the model folder to write; with --to official a .safetensors file.
-        to: adlm: a model folder; official: a state_dict under the official names.
+        source: an official .ckpt, or a state_dict under official names as .safetensors; with --to official or
+            transformers a model folder.
+        out: the folder to write; with --to official a .safetensors file.
+        to: adlm: a model folder; official: a state_dict under the official names; transformers: a folder that this
+            library loads, with this package or without it.
         force: replace what is there.
     """
     asked = f"asked to convert {source}"
-    if to == "official":
+    if to != "adlm":
         idle = [
             f"--{field.name.replace('_', '-')}" for field in fields(options) if getattr(options, field.name) is not None
         ]
         if idle:
-            raise ConfigError(
-                f"asked for --to official with {', '.join(idle)}", "a folder says that itself", "leave it"
-            )
+            raise ConfigError(f"asked for --to {to} with {', '.join(idle)}", "a folder says that itself", "leave it")
+    if to == "official":
         if out.suffix != ".safetensors" or out.is_dir():
             raise ConfigError(asked, f"{out} as the file to write", "give it a name that ends in .safetensors")
         check_free(out, force=force, asked=asked)
@@ -55,16 +56,29 @@ def command(
                 f"its rows start from the mask token ({config.vocabulary.mask_id}), which goes where a begin token does"
             )
         return
-    if source.is_dir():
-        raise ConfigError(asked, "a folder", "name an official .ckpt, or turn a model folder into one: --to official")
     if out.is_file():
         raise ConfigError(asked, f"{out} as the folder to write, which is a file", "name a new folder")
+    if to == "transformers":
+        _for_transformers(source, out, force=force, asked=asked)
+        return
+    if source.is_dir():
+        raise ConfigError(asked, "a folder", "name an official .ckpt, or turn a model folder into one: --to official")
     check_free(out, force=force, asked=asked)
     converted = from_official(source, options)
     for line in converted.report:
         _say(line)
     save_model(out, converted.model, converted.config, converted.tokenizer)
     _say(f"wrote {out}")
+
+
+def _for_transformers(source: Path, out: Path, *, force: bool, asked: str) -> None:
+    from adlm.hf import export
+
+    if out.resolve() == source.resolve():
+        raise ConfigError(asked, "the same folder for both", "name a new folder")
+    check_free(out, force=force, asked=asked)
+    export(load(source), out)
+    _say(f"wrote {out}, which transformers loads after `import adlm.hf`, or without it where its code is trusted")
 
 
 def _say(line: str) -> None:
