@@ -60,8 +60,11 @@ box: $(READY)
 	$(BIN)/adlm train box-mdlm-same-cost
 	$(BIN)/python docs/box.py runs/box-adlm runs/box-mdlm-same-cost --data "TinyStories, its training split."
 
+# The site, into site/, with warnings as errors.
 docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/check.py
+	$(BIN)/python -m mkdocs build --strict
 
 dist: $(READY)
 	$(BIN)/python -m build --no-isolation

@@ -23,7 +23,7 @@ from adlm.types import Estimate
 BOX = Path(adlm.__file__).parent / "box"
 DRAWS, LIMIT = 8, 20_000_000
 # What reads best, by eye: see docs/log.md.
-SAMPLING = {"sampler": "ancestral", "steps": 64, "top_p": 0.9}
+SAMPLING = {"sampler": "ancestral", "steps": 256, "top_p": 0.8, "block_size": 8}
 NAMES = {"box-adlm": "ADLM (this model)", "box-mdlm-same-cost": "MDLM of equal cost, its twin"}
 
 

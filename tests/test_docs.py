@@ -1,6 +1,7 @@
 """The documentation is run: what a newcomer copies must work."""
 
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from adlm.cli import COMMANDS
+import adlm
+from adlm.cli import COMMANDS, main
 from adlm.data.config import Corpus
 from adlm.experiments.demo import Demo
 from adlm.train.run import ValidationConfig
@@ -16,6 +18,13 @@ from adlm.train.trainer import fit
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TESTED = re.compile(r"^<!-- tested -->\n```(python|bash)\n(.*?)^```", re.M | re.S)
+PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
+BLOCKS = [
+    pytest.param(language, block, id=f"{name}-{language}-{number}")
+    for name, text in PAGES.items()
+    for number, (language, block) in enumerate(TESTED.findall(text))
+]
 
 
 def test_links_lead_somewhere_and_examples_compile():
@@ -65,3 +74,51 @@ def test_the_tree_in_the_readme_is_the_tree():
     assert sorted(named) == sorted(
         path.name for path in (ROOT / "adlm").iterdir() if not path.name.startswith("_") and path.name != "py.typed"
     )
+
+
+@pytest.mark.parametrize(("language", "block"), BLOCKS)
+def test_a_block_marked_as_tested_runs(language, block, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADLM_CACHE", str(tmp_path / "cache"))
+    if language == "python":
+        # A module of its own: dataclasses look their module up.
+        module = type(sys)("page")
+        monkeypatch.setitem(sys.modules, "page", module)
+        exec(compile(block, "page", "exec"), vars(module))
+    else:
+        for line in block.splitlines():
+            command, *words = shlex.split(line, comments=True)
+            assert command == "adlm", "only adlm's own commands can be tested here"
+            assert main(words) == 0, line
+    assert capsys.readouterr().out
+
+
+def test_every_mark_stands_before_a_block_that_is_run():
+    assert sum(text.count("<!-- tested -->\n") for text in PAGES.values()) == len(BLOCKS) > 10
+
+
+def test_the_four_ways_to_extend_are_under_forty_lines_each():
+    blocks = [block for _, block in TESTED.findall(PAGES["extend"])]
+    assert len(blocks) == 4
+    assert all(len(block.splitlines()) < 40 for block in blocks)
+
+
+def test_the_reference_has_every_public_name():
+    named = set(re.findall(r"^::: ([\w.]+)", PAGES["reference"], re.M))
+    missing = {name for name in adlm.__all__ if name != "samplers"} - {path.rsplit(".", 1)[1] for path in named}
+    assert not missing
+    assert any(path.startswith("adlm.samplers.") for path in named)
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert set(PAGES) - set(re.findall(r": ([\w-]+)\.md$", navigation, re.M)) == set()
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "index.html").exists()

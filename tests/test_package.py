@@ -17,7 +17,7 @@ PACKAGE = ROOT / "adlm"
 # From the top down; a module may import from its own layer and from those below it.
 LAYERS = [
     ["cli", "__main__", "__init__"],
-    ["serve"],
+    ["serve", "hf"],
     ["experiments"],
     ["report", "reasoning"],
     ["recipes"],

@@ -8,7 +8,7 @@ import pytest
 from adlm.cli import main
 from adlm.train.folder import read_run
 
-# Two steps on two hundred stories: every part of the command, none of the quality.
+# Two steps: every part of the command, none of the quality.
 TINY = ["--set", 'corpora=["stories"]', "--set", 'arms=["AR", "ADLM"]', "--set", "training_steps=2", "--set", "rows=8"]
 
 
@@ -49,10 +49,10 @@ def test_a_plan_trains_nothing_and_leaves_runs_that_train_elsewhere(tmp_path, ca
 
 
 def test_two_jobs_share_the_work_and_the_report_has_all_of_it(tmp_path, capsys):
-    words = ["experiment", "anchoring", *TINY, "--seeds", "2", "--out", str(tmp_path)]
+    words = ["experiment", "anchoring", *TINY, "--seeds", "1", "--out", str(tmp_path)]
     assert main([*words, "--jobs", "2"]) == 0, (tmp_path / "worker-1.log").read_text()
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [each["labels"].get("model") for each in results["outcomes"]] == ["AR", "ADLM", "AR", "ADLM", None]
+    assert [each["labels"].get("model") for each in results["outcomes"]] == ["AR", "ADLM", None]
     assert "Held-out perplexity on stories" in capsys.readouterr().out
     page = (tmp_path / "report.html").read_text()
     assert "To repeat it" in page
