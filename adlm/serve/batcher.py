@@ -1,8 +1,11 @@
-"""One thread that computes the network's passes for all requests, those that wait together in one pass.
+"""The network's passes for all requests, those that wait together in one pass.
 
 Rows of different lengths stand in one batch under segments, which keep padding from touching a text; where much would
-be padding, `LanguageModel.features` packs the texts side by side. A pass of a left-to-right model, whose cache belongs
-to its request, is computed by itself.
+be padding, `LanguageModel.features` packs the texts side by side. Left-to-right models read the next token of all rows
+in one pass (`reading.py`), and a prompt by itself.
+
+On a CPU there are a few lanes: threads that compute passes beside each other. Two passes of half the rows on one core
+each are quicker than one pass of all rows spread over two, since small products gain little from a second core.
 """
 
 import copy
@@ -20,12 +23,14 @@ from adlm.models.cache import Cache
 from adlm.models.hand_over import Stage
 from adlm.models.language_model import LanguageModel
 from adlm.models.two_stage import TwoStage
+from adlm.serve.reading import Reading, read_together
 from adlm.types import Features
 
 MOST_POSITIONS = 1 << 15  # in one pass
+_LANES = 4  # at most: they share Python's one lock
 _PATIENCE = 0.1  # seconds that a pass waits for running requests that have not asked for theirs yet, at most
 
-Kind = Literal["features", "anchor_stage", "denoise"]
+Kind = Literal["features", "anchor_stage", "denoise", "extend"]
 
 
 class Cancelled(Exception):
@@ -67,7 +72,7 @@ class _Call:
 
     ticket: Ticket
     kind: Kind | None = None
-    rows: Rows | None = None
+    rows: Rows | Reading | None = None
     alone: Callable[[], Any] | None = None
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
@@ -75,6 +80,8 @@ class _Call:
 
     @property
     def positions(self) -> int:
+        if isinstance(self.rows, Reading):
+            return self.rows.cache.rows * self.rows.cache.length  # they are looked at
         return 0 if self.rows is None else self.rows.tokens.numel()
 
 
@@ -91,18 +98,27 @@ class Batcher:
         self._closed, self._took = False, 0.0
         self._changed = threading.Condition()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
+        self._cores = torch.get_num_threads() if next(network.parameters()).device.type == "cpu" else 1
+        self._lanes = [
+            threading.Thread(target=self._work, name="batcher", daemon=True) for _ in range(min(self._cores, _LANES))
+        ]
 
     def start(self) -> None:
-        self._thread.start()
-        self._ready.wait()
+        for lane in self._lanes:
+            lane.start()
+            self._ready.wait()  # the first keeps what is derived from the weights for all, until the end
 
     def close(self) -> None:
         """Whoever still waits is told that it was cancelled."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+            left, self._waiting = self._waiting, []
+        for call in left:
+            call.error = Cancelled()
+            call.done.set()
+        for lane in self._lanes:
+            lane.join()
 
     def join(self, by: int) -> None:
         """So many threads more, or fewer, are about to ask for passes: a pass waits for them a little."""
@@ -132,8 +148,11 @@ class Batcher:
             return self._ask(_Call(ticket, "denoise", Rows(tokens, self._times(t), segments, wanted, stage)))
 
         def extend(tokens: Tensor, cache: Cache, *, every: bool = False) -> Features:
+            if cache.length and tokens.shape[1] == 1 and not every:
+                return self._ask(_Call(ticket, "extend", Reading(tokens, cache)))
+
             def alone() -> Features:
-                self.rows += len(tokens)
+                self._count(len(tokens))
                 return self.network.extend(tokens, cache, every=every)
 
             return self._ask(_Call(ticket, alone=alone))
@@ -160,36 +179,52 @@ class Batcher:
         return call.result
 
     def _work(self) -> None:
+        threads = 0
         with self.network.frozen():
             self._ready.set()
             while calls := self._next():
+                # This thread's own number, so that lanes do not share cores, and a single request has all of them.
+                if threads != (threads := self._cores if self.running < 2 else self._cores // len(self._lanes)):
+                    torch.set_num_threads(threads)
                 start = time.monotonic()
                 self._answer(calls)
                 self._took = time.monotonic() - start
-        for call in self._waiting:
-            call.error = Cancelled()
-            call.done.set()
 
     def _next(self) -> list[_Call]:
         """The calls to compute now: those of the kind that has waited longest. Empty at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            # Threads that were answered together come back one after another: worth waiting for a quarter of a pass.
-            alone = bool(self._waiting) and self._waiting[0].alone is not None
-            patience = 0.0 if alone else min(_PATIENCE, self._took / 4)
-            self._changed.wait_for(lambda: len(self._waiting) >= self.running or self._closed, patience)
-            if self._closed:
-                return []
-            first = self._waiting[0]
-            taken, positions = [first], first.positions
-            for call in self._waiting[1:]:
-                if first.kind is not None and call.kind == first.kind:
-                    positions += call.positions
-                    if positions > MOST_POSITIONS:
-                        break
-                    taken.append(call)
-            self._waiting = [call for call in self._waiting if call not in taken]
-            return taken
+            while True:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                # Threads that were answered together come back one after another: worth a quarter of a pass.
+                alone = bool(self._waiting) and self._waiting[0].alone is not None
+                patience = 0.0 if alone else min(_PATIENCE, self._took / 4)
+                self._changed.wait_for(lambda: len(self._waiting) >= self._share or self._closed, patience)
+                if self._closed:
+                    return []
+                if self._waiting:  # otherwise another lane was quicker
+                    return self._taken()
+
+    @property
+    def _share(self) -> int:
+        """Of the running requests, as many as one lane computes at once."""
+        return max(1, -(-self.running // len(self._lanes)))
+
+    def _taken(self) -> list[_Call]:
+        first = self._waiting[0]
+        taken, positions = [first], first.positions
+        for call in self._waiting[1:]:
+            if first.kind is not None and call.kind == first.kind:
+                positions += call.positions
+                if positions > MOST_POSITIONS or len(taken) >= self._share:
+                    break
+                taken.append(call)
+        self._waiting = [call for call in self._waiting if call not in taken]
+        return taken
+
+    def _count(self, rows: int) -> None:
+        with self._changed:
+            self.passes += 1
+            self.rows += rows
 
     def _answer(self, calls: list[_Call]) -> None:
         alive = []
@@ -217,11 +252,13 @@ class Batcher:
             call.done.set()
 
     def _computed(self, calls: list[_Call]) -> Sequence[Any]:
-        self.passes += 1
         if calls[0].alone is not None:
             return [calls[0].alone()]
-        parts = [call.rows for call in calls if call.rows is not None]
-        self.rows += sum(len(part.tokens) for part in parts)
+        self._count(sum(len(call.rows.tokens) for call in calls if call.rows is not None))
+        readings = [call.rows for call in calls if isinstance(call.rows, Reading)]
+        if readings:
+            return read_together(self.network, readings)
+        parts = [call.rows for call in calls if isinstance(call.rows, Rows)]
         kind = calls[0].kind
         assert kind is not None
         if len(parts) == 1:

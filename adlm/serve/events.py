@@ -36,7 +36,7 @@ class Appearance:
         self.model, self.mask_id = model, model.tokenizer.mask_id
         self.pieces, self.rule = Pieces(model.tokenizer), anchor_rule(model.config)
         roles = model.tokenizer.roles
-        self.special = torch.tensor(sorted({roles.eos_id, roles.bos_id, roles.pad_id}))
+        self.special = frozenset({roles.eos_id, roles.bos_id, roles.pad_id})
         self.guesses = _Guesses(model, ask.guesses, self.text) if ask.guesses else None
         named = model.sampler(ask.sampler, **ask.options)
         self.steps = getattr(named, "steps", None)
@@ -117,7 +117,7 @@ class Appearance:
 
     def _anchors(self, row: Tensor) -> list[int]:
         tokens = row[None]
-        valid = (tokens != self.mask_id) & ~torch.isin(tokens, self.special)
+        valid = (tokens != self.mask_id) & ~torch.isin(tokens, torch.tensor(sorted(self.special)))
         return anchors_by(self.rule, tokens, valid)[0, : self.length].nonzero()[:, 0].tolist()
 
 

@@ -8,6 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adlm.models.language_model import Vocabulary
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
 from adlm.serve.batcher import Batcher, Cancelled, Ticket
 from adlm.serve.engine import Engine
 from adlm.serve.limits import Limits, Refused
@@ -45,6 +49,18 @@ def test_stale_anchors_and_anchor_orders_are_shared_too(engine, models):
     alone = [written(models["adlm"], ask, i) for i, ask in enumerate(asks)]
     works = [lambda model, _, i=i, ask=ask: written(model, ask, i) for i, ask in enumerate(asks)]
     assert [job.future.result(20) for job in engine.submit("adlm", works)] == alone
+
+
+def test_lanes_beside_each_other_write_what_one_does(models, monkeypatch):
+    alone = [written(models["adlm"], ask, i) for i, ask in enumerate(ASKS)]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    engine = Engine({"adlm": models["adlm"]})
+    engine.start()
+    assert len(engine.batchers["adlm"]._lanes) == 3
+    jobs = engine.submit("adlm", [lambda model, _, i=i: written(model, ASKS[i], i) for i in range(len(ASKS))])
+    assert [job.future.result(20) for job in jobs] == alone
+    engine.close()
 
 
 def test_requests_of_different_lengths_share_passes(models):
@@ -187,4 +203,74 @@ def test_passes_together_equal_passes_alone(data):
             assert a is b is None or torch.allclose(a, b, atol=1e-5)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_left_to_right_rows_read_together_as_they_do_alone(data):
+    """Caches of any lengths and rows, over several tokens, with and without a short convolution."""
+    from adlm.serve.reading import Reading, read_together
+
+    network = READERS[data.draw(st.sampled_from(sorted(READERS)))]
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    together, alone = [], []
+    for _ in range(data.draw(st.integers(1, 4))):
+        rows, length = data.draw(st.integers(1, 2)), data.draw(st.integers(0, 6))
+        tokens = torch.randint(0, 200, (rows, length), generator=generator)
+        for caches in (together, alone):
+            caches.append(network.cache(rows, 12, torch.zeros(rows)))
+            network.extend(tokens, caches[-1])
+    for _ in range(3):
+        news = [torch.randint(0, 200, (cache.rows, 1), generator=generator) for cache in alone]
+        found = read_together(network, [Reading(new, cache) for new, cache in zip(news, together, strict=True)])
+        for new, cache, other in zip(news, alone, found, strict=True):
+            one = network.extend(new, cache)
+            assert torch.allclose(one.final, other.final, atol=1e-5)
+            assert one.anchor is other.anchor is None or torch.allclose(one.anchor, other.anchor, atol=1e-5)
+    assert [cache.length for cache in together] == [cache.length for cache in alone]
+
+
+def test_a_pass_that_fails_leaves_the_caches_as_they_were(models):
+    from adlm.serve.reading import Reading, read_together
+
+    network = models["ar"].network
+    caches = [network.cache(1, 8) for _ in range(2)]
+    for cache in caches:
+        network.extend(torch.tensor([[1, 2]]), cache)
+    with pytest.raises(IndexError):
+        read_together(network, [Reading(torch.tensor([[3]]), caches[0]), Reading(torch.tensor([[9999]]), caches[1])])
+    assert [cache.length for cache in caches] == [3, 3]
+    expected = network.extend(torch.tensor([[1, 2, 3]]), network.cache(1, 8)).final
+    (found,) = read_together(network, [Reading(torch.tensor([[3]]), caches[0])])
+    assert torch.allclose(found.final, expected, atol=1e-5)
+
+
+def test_left_to_right_requests_share_passes(models):
+    engine = Engine({"ar": models["ar"]})
+    jobs = engine.submit("ar", [lambda model, ticket, i=i: (model.generate(seed=i), ticket)[1] for i in range(6)])
+    while engine.running < 6:
+        time.sleep(0.001)
+    batcher = engine.batchers["ar"]
+    batcher._took = LONG  # very patient
+    engine.start()
+    asked = sum(job.future.result(20).calls for job in jobs)
+    engine.close()
+    assert asked == batcher.rows
+    assert batcher.passes < asked / 2
+
+
+def _readers() -> dict[str, object]:
+    torch.manual_seed(0)
+    stack = StackConfig(width=32, heads=2, layers=2, causal=True, convolution=3, query_key_norm=True)
+    vocabulary = Vocabulary(220, 219)
+    found = {
+        "one stage": OneStageConfig(stack).build(vocabulary),
+        "two stages": TwoStageConfig(stack, 1, positions=16).build(vocabulary),
+    }
+    for network in found.values():
+        for weight in network.eval().parameters():
+            if weight.dim() > 1:
+                torch.nn.init.normal_(weight, std=0.25)
+    return found
+
+
+READERS = _readers()
 MODELS = {kind: tiny(kind) for kind in ("adlm", "mdlm")}
