@@ -42,9 +42,8 @@ def main() -> None:
         assert isinstance(run.data, Corpus)
         table = held_out(run.data, model.tokenizer, options.cache)
         score = perplexity(model.network, table, draws=DRAWS)
-        name = NAMES[run.name]
-        figures[f"{name}: parameters"] = sum(parameter.numel() for parameter in model.network.parameters())
-        figures[f"{name}: bound, nats a token of {len(table)} held-out paragraphs"] = score.nats_a_token
+        name = f"{NAMES[run.name]}, {sum(each.numel() for each in model.network.parameters()):,} parameters"
+        figures[f"{name}: bound, nats a token of {len(table):,} held-out paragraphs"] = score.nats_a_token
         figures[f"{name}: perplexity, at most"] = score.perplexity
         models.append(model)
     model = models[0]

@@ -19,7 +19,7 @@ def test_it_tells_versions_devices_formats_and_files(capsys):
 
 def test_every_extra_for_users_is_known():
     extras = set(importlib.metadata.metadata("adlm").get_all("Provides-Extra"))
-    assert extras - {"dev", "docs"} == set(doctor.EXTRAS)
+    assert extras - {"dev", "docs", "release"} == set(doctor.EXTRAS)
 
 
 def test_what_is_not_installed_or_too_old_is_named_with_what_to_do(monkeypatch, capsys):
