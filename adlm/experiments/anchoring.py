@@ -36,7 +36,7 @@ def _read_once(run: Run) -> Run:
 
 # By the name in tables: the kind of run, and what is changed in it.
 ARMS: dict[str, tuple[str, Callable[[Run], Run] | None]] = {
-    "AR": ("ar-same-cost", None),
+    "AR": ("ar-same-parameters", None),  # as many as A2R, and about as many as ADLM
     "MDLM": ("mdlm", None),
     "MDLM, same parameters": ("mdlm-same-parameters", None),
     "MDLM, same cost": ("mdlm-same-cost", None),
@@ -47,10 +47,10 @@ ARMS: dict[str, tuple[str, Callable[[Run], Run] | None]] = {
     "ADLM, probabilities": ("adlm", _handing_over(Probabilities())),
     "ADLM, hidden": ("adlm", _handing_over(Hidden())),
     "ADLM, continued": ("adlm", _handing_over(Continued())),
-    "AR, same parameters": ("ar-same-parameters", None),
+    "AR, same cost": ("ar-same-cost", None),  # as A2R
     "A2R": ("a2r", None),
 }
-LEFT_TO_RIGHT = ("AR", "AR, same parameters", "A2R")  # twins of A2R, and A2R
+LEFT_TO_RIGHT = ("AR", "AR, same cost", "A2R")  # twins of A2R, and A2R
 MAIN = ("AR", "MDLM, same cost", "ADLM")
 AGAINST = ("MDLM, same cost", "MDLM, same parameters", "MDLM")
 

@@ -162,7 +162,7 @@ class Domains(Study):
     def _run(self, domain: str, model: str, seed: int) -> Run:
         train, _ = splits_of(open_source(domain))
         data = Corpus(domain, f"bpe:{_SIZES[self.scale]}", _ROWS[self.scale], train=train)
-        kind = {"AR": "ar-same-cost", "MDLM": "mdlm-same-cost", "ADLM": "adlm"}[model]
+        kind = {"AR": "ar-same-parameters", "MDLM": "mdlm-same-cost", "ADLM": "adlm"}[model]
         if self.scale == "nano":
             run = settings.nano(data, kind)
         elif self.scale == "small":

@@ -11,7 +11,7 @@ from adlm.experiments.tables import of
 from adlm.report.sections import Cell, Chart, Interval, Section, Series, Table
 
 # The kinds of run, by the names that the study of anchoring has for them: in its folder they are not trained again.
-ARMS = {"AR": "ar-same-cost", "MDLM, same cost": "mdlm-same-cost", "ADLM": "adlm"}
+ARMS = {"AR": "ar-same-parameters", "MDLM, same cost": "mdlm-same-cost", "ADLM": "adlm"}
 AR, MDLM, ADLM = ARMS
 Result = Mapping[str, Any]
 Needed = dict[str, dict[int, dict[str, float] | None]]  # by model and seed; None: not reached

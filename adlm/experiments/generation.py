@@ -39,7 +39,7 @@ ORDERS = ("confidence", "anchor-first", "agreeing")
 SAMPLERS = ("ancestral", *RULES, "first-hitting", *ORDERS)
 # What MDLM is sampled with too; which of ReMDM's rules is best, one model can tell, in two thirds of the time.
 SHARED = ("ancestral", "remdm-cap", "remdm-loop", "first-hitting", "confidence")
-KINDS = {"AR": "ar-same-cost", "MDLM": "mdlm-same-cost", "ADLM": "adlm"}
+KINDS = {"AR": "ar-same-parameters", "MDLM": "mdlm-same-cost", "ADLM": "adlm"}
 _GRIDS = {"nano": (4, 8, 16, 32, 64, 128), "small": (8, 16, 32, 64, 128, 256), "paper": (64, 128, 256, 512, 1024, 2048)}
 _TEXTS = {"nano": 96, "small": 256, "paper": 1000}
 _JUDGES = {"paper": "openai-community/gpt2-large"}  # the field's

@@ -18,7 +18,6 @@ from adlm.experiments import settings
 from adlm.experiments.domains import MODELS, Domains, TrainInShared
 from adlm.experiments.study import Outcome, carry_out, check
 from adlm.experiments.training import Train
-from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.report.sections import Chart, Interval, Report, Table
 from adlm.text_model import load
@@ -45,7 +44,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.parent.mkdir(parents=True)
         file.write_text("".join(json.dumps({field: write(text)}) + "\n" for text in texts))
     monkeypatch.setenv("ADLM_DATA", str(tmp_path / "kept"))
-    monkeypatch.setitem(SIZES, "nano", StackConfig(width=32, heads=2, layers=1))
+    monkeypatch.setattr(settings, "STACK", StackConfig(width=32, heads=2, layers=1))
     monkeypatch.setattr(settings, "TOKENS", 256)
     monkeypatch.setattr(settings, "nano", hardly_validated)
     return tmp_path / "kept"

@@ -148,7 +148,7 @@ def test_runs_of_different_data_are_not_timed_together(tmp_path):
 
 def test_a_tiny_study_goes_from_text_to_report(monkeypatch, tmp_path):
     def tiny(scale: str, corpus: str, kind: str, *, seed: int = 0, steps: int | None = None) -> Any:
-        run = tiny_run("ar" if kind == "ar-same-cost" else "mdlm" if kind == "mdlm-same-cost" else kind, seed=seed)
+        run = tiny_run({"ar-same-parameters": "ar", "mdlm-same-cost": "mdlm"}.get(kind, kind), seed=seed)
         data = replace(run.data, rows=replace(run.data.rows, length=16))
         return replace(run, data=data, train=replace(run.train, steps=4))
 

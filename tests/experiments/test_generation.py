@@ -12,7 +12,6 @@ from adlm.errors import ConfigError, UnknownName
 from adlm.experiments import settings
 from adlm.experiments.generation import ORDERS, RULES, SAMPLERS, SHARED, Generation, Write
 from adlm.experiments.study import Outcome, carry_out, check
-from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.report.sections import Chart, Table, Texts
 from adlm.train.run import Run
@@ -27,7 +26,7 @@ def hardly_validated(data: Corpus, kind: str) -> Run:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SIZES, "nano", StackConfig(width=32, heads=2, layers=1))
+    monkeypatch.setattr(settings, "STACK", StackConfig(width=32, heads=2, layers=1))
     monkeypatch.setattr(settings, "TOKENS", 256)
     monkeypatch.setattr(settings, "nano", hardly_validated)
     monkeypatch.setitem(settings.NANO, "stories", replace(settings.NANO["stories"], source="stories:1000"))
