@@ -1,4 +1,4 @@
-"""`adlm convert`: official checkpoints into model folders, and back; and model folders for the library transformers."""
+"""`adlm convert`: foreign checkpoints into model folders, and back; and model folders for the library transformers."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 from adlm.cli.progress import console
-from adlm.convert.from_official import Options, from_official
+from adlm.convert.options import Options
 from adlm.convert.output import check_free, write_safetensors
+from adlm.convert.source import converted
 from adlm.convert.to_official import to_official
 from adlm.errors import ConfigError
 from adlm.models.io import load_model, save_model
@@ -24,13 +25,13 @@ def command(
     options: Annotated[Options, tyro.conf.arg(name="")] = Options(),  # noqa: B008
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
-    """Official ADLM, MDLM and AR checkpoints into model folders, and back; and for the library transformers.
+    """Checkpoints of ADLM, MDLM, AR, SEDD and GPT-2 into model folders, and back; and for the library transformers.
 
     A checkpoint is read as data: nothing in it is run, and one that tries is refused.
 
     Args:
-        source: an official .ckpt, or a state_dict under official names as .safetensors; with --to official or
-            transformers a model folder.
+        source: a .ckpt or .pth of a training, a state_dict as .safetensors or .bin, or a published folder with its
+            config.json (MDLM, SEDD, GPT-2); with --to official or transformers a model folder.
         out: the folder to write; with --to official a .safetensors file.
         to: adlm: a model folder; official: a state_dict under the official names; transformers: a folder that this
             library loads, with this package or without it.
@@ -61,13 +62,13 @@ def command(
     if to == "transformers":
         _for_transformers(source, out, force=force, asked=asked)
         return
-    if source.is_dir():
-        raise ConfigError(asked, "a folder", "name an official .ckpt, or turn a model folder into one: --to official")
+    if out.resolve() == source.resolve():
+        raise ConfigError(asked, "the same folder for both", "name a new folder")
     check_free(out, force=force, asked=asked)
-    converted = from_official(source, options)
-    for line in converted.report:
+    made = converted(source, options)
+    for line in made.report:
         _say(line)
-    save_model(out, converted.model, converted.config, converted.tokenizer)
+    save_model(out, made.model, made.config, made.tokenizer)
     _say(f"wrote {out}")
 
 

@@ -36,9 +36,28 @@ def lookup(node: Any, *path: str) -> Any:
     return None if isinstance(node, str) and "${" in node else node
 
 
+def natural(config: Any, *path: str) -> int | None:
+    """The number of things at `path`, or None."""
+    value = lookup(config, *path)
+    return value if type(value) is int and 0 < value < 2**31 else None
+
+
+def fraction(config: Any, *path: str) -> float | None:
+    """The number in [0, 1) at `path`, or None."""
+    value = lookup(config, *path)
+    return float(value) if type(value) in (int, float) and 0 <= value < 1 else None
+
+
 @dataclass(frozen=True)
 class Description:
-    """What shapes do not tell; None where the file does not say."""
+    """What a checkpoint says; None where it does not.
+
+    Args:
+        wrapped: rows are packed.
+        scores: logits are those of ratios, logit - log(V - 1) - log(e^sigma - 1), as `ScoreEntropy` reads them.
+        framed: packed rows begin and end with a token of their own.
+        size, width, condition, layers: what the shapes of weights tell too, and have to agree with.
+    """
 
     heads: int | None = None
     length: int | None = None
@@ -46,6 +65,16 @@ class Description:
     causal: bool | None = None
     timed: bool | None = None
     wrapped: bool | None = None
+    scores: bool = False
+    framed: bool = True
+    size: int | None = None
+    width: int | None = None
+    condition: int | None = None
+    layers: int | None = None
+
+
+# As published (arXiv 2310.16834), of files that say nothing themselves.
+SEDD = Description(causal=False, timed=True, wrapped=True, scores=True, framed=False)
 
 
 def described(config: Any, *, asked: str) -> Description:
@@ -54,22 +83,24 @@ def described(config: Any, *, asked: str) -> Description:
     Refuses networks whose weights mean something else here, although they would fit.
     """
 
-    def number(*path: str) -> int | None:
-        value = lookup(config, *path)
-        return value if type(value) is int and 0 < value < 2**31 else None
-
     def flag(*path: str) -> bool | None:
         value = lookup(config, *path)
         return value if isinstance(value, bool) else None
 
     kind, backbone = lookup(config, "parameterization"), lookup(config, "backbone")
-    if kind not in (None, "subs", "ar"):
+    timed = flag("time_conditioning")
+    if kind not in (None, "subs", "ar", "sedd"):
         raise ModelError(
             asked,
             f"a network trained with parameterization {shown(str(kind))}",
-            "only subs (MDLM, ADLM) and ar outputs are log-probabilities of tokens; there is no model for others here",
+            "only outputs of subs (MDLM, ADLM), ar and sedd have a meaning here; there is no model for others",
         )
-    timed = flag("time_conditioning")
+    if kind == "sedd" and not timed:
+        raise ModelError(
+            asked,
+            "a network trained with parameterization sedd that is not time-conditioned",
+            "its scores are divided by e^0 - 1: there is nothing to convert",
+        )
     noise, by_time = lookup(config, "noise", "type"), flag("training", "change_of_variables")
     if timed and (noise not in (None, "loglinear") or by_time):
         raise ModelError(
@@ -78,12 +109,12 @@ def described(config: Any, *, asked: str) -> Description:
             + (" and change_of_variables" if by_time else ""),
             "models here are told the time of the log-linear schedule; there is no way to convert this one",
         )
-    dropout = lookup(config, "model", "dropout")
     return Description(
-        heads=number("model", "n_heads"),
-        length=number("model", "length"),
-        dropout=float(dropout) if type(dropout) in (int, float) and 0 <= dropout < 1 else None,
+        heads=natural(config, "model", "n_heads"),
+        length=natural(config, "model", "length"),
+        dropout=fraction(config, "model", "dropout"),
         causal=True if "ar" in (kind, backbone) else flag("model", "causal"),
         timed=timed,
         wrapped=flag("data", "wrap"),
+        scores=kind == "sedd",
     )

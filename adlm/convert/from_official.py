@@ -1,4 +1,4 @@
-"""An official checkpoint into a model of this package.
+"""An official checkpoint of ADLM, MDLM, AR or SEDD into a model of this package.
 
 ADLM and MDLM weights are taken over as they are. The official AR network reads x_0 ... x_{L-2} and predicts
 x_1 ... x_{L-1}, where x_0 is always the begin token; a causal model here puts a mask token before its row and predicts
@@ -9,25 +9,25 @@ all of it. The two agree exactly once the mask's embedding is the begin token's 
 
 So that embedding is copied, and rows have one token less. What it overwrites is a vector that the official AR network
 never reads: its mask is in no text.
+
+SEDD's network is that of a time-conditioned MDLM; what it gives are log-ratios, in which the objective `ScoreEntropy`
+has the same formula: log s_v = logit_v - log(V - 1) - log(e^sigma - 1). Neither constant changes which tokens are
+likely, so samplers and the bound of masked diffusion take the logits as they are, and normalise them.
 """
 
-import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from adlm.configs import from_json
-from adlm.convert.checkpoint import StoredTensor, opened
-from adlm.convert.checkpoint_tokenizer import UNUSED, Carried, carried, from_checkpoint, named
-from adlm.convert.description import Description, described, lookup
-from adlm.convert.official import BUFFER, current, key_map
+from adlm.convert.checkpoint import StoredTensor
+from adlm.convert.checkpoint_tokenizer import UNUSED, from_checkpoint, named
+from adlm.convert.contents import METADATA, Contents, Stored, read, some
+from adlm.convert.official import BUFFER, key_map
+from adlm.convert.options import Options, only
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, ModelError
@@ -37,34 +37,8 @@ from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 
-METADATA = "adlm_config"  # under which `to_official` writes down what official files do not say
-_LISTED = 20
+GPT2_AND_MASK = 50_258
 _BLOCK = re.compile(r"(backbone|denoiser)\.blocks\.([0-9]{1,4})\.")
-
-Stored = StoredTensor | Tensor
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a user may say where a file does not, or to choose.
-
-    Args:
-        weights: the moving average (ema, where there is one) or the last step's (raw).
-        heads: attention heads, where neither configuration nor buffers tell.
-        length: tokens a row.
-        rows: wrap: packed rows with a begin and an end token (OpenWebText); crop: one document a row (LM1B).
-        timed: the network follows the time.
-        tokenizer: a name or folder, where the file carries none.
-        mask_id: the mask token's id, if not the official one.
-    """
-
-    weights: Literal["ema", "raw"] | None = None
-    heads: int | None = None
-    length: int | None = None
-    rows: Literal["wrap", "crop"] | None = None
-    timed: bool | None = None
-    tokenizer: str | None = None
-    mask_id: int | None = None
 
 
 class Converted(NamedTuple):
@@ -76,83 +50,24 @@ class Converted(NamedTuple):
     report: list[str]
 
 
-class Contents(NamedTuple):
-    """What an official file holds: weights by their official names, and the rest."""
-
-    weights: dict[str, Stored]
-    averaged: list[Stored] | None = None
-    description: Description = Description()
-    tokenizer: Carried | None = None
-    config: ModelConfig | None = None
-
-
 def from_official(path: Path, options: Options = Options()) -> Converted:  # noqa: B008
-    """Read an official ADLM, MDLM or AR checkpoint (.ckpt), or its state_dict as safetensors."""
+    """Read a checkpoint of ADLM, MDLM, AR or SEDD: a file of their training, a state_dict, or a published folder."""
     asked = f"asked to convert {path}"
-    reader = _safetensors if path.suffix == ".safetensors" else _checkpoint
     try:
-        with reader(path, asked) as contents:
+        with read(path, asked) as contents:
             return _converted(contents, options, asked)
     except ConfigError as error:
         # A value that cannot be, as a width that heads do not divide: here it came out of the file, or does not fit it.
         raise ModelError(asked, f"{error.asked.removeprefix('asked ')}: {error.found}", error.fix) from error
 
 
-@contextmanager
-def _checkpoint(path: Path, asked: str) -> Iterator[Contents]:
-    with opened(path) as content:
-        state = content.get("state_dict") if isinstance(content, dict) else None
-        if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-            raise ModelError(asked, "no state_dict in it", "name a checkpoint that the official training wrote")
-        other = [key for key, value in state.items() if not isinstance(value, StoredTensor)]
-        if other:
-            raise ModelError(asked, f"keys that are not tensors: {_some(other)}", "the file is not an official one")
-        hyper_parameters = lookup(content, "hyper_parameters")
-        shadow = lookup(content, "ema", "shadow_params")
-        if shadow is not None and not (isinstance(shadow, list) and all(isinstance(s, StoredTensor) for s in shadow)):
-            raise ModelError(asked, "EMA weights that are not a list of tensors", "use --weights raw")
-        config = lookup(hyper_parameters, "config")
-        yield Contents(
-            _current(state, asked),
-            shadow,
-            described(config, asked=asked),
-            carried(hyper_parameters),
-        )
-
-
-@contextmanager
-def _safetensors(path: Path, asked: str) -> Iterator[Contents]:
-    if not path.is_file():
-        raise ModelError(asked, "no such file", "check the path")
-    try:
-        with safe_open(path, "pt") as file:
-            weights = _current({key: file.get_tensor(key) for key in file.keys()}, asked)  # noqa: SIM118
-            ours = (file.metadata() or {}).get(METADATA)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(asked, f"it cannot be read: {error}", "the file is damaged: get it again") from error
-    try:
-        config = from_json(ModelConfig, json.loads(ours)) if ours else None
-    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        found = f"its metadata {METADATA} makes no sense: {error}"
-        raise ModelError(asked, found, "the file is damaged: get it again") from error
-    yield Contents(weights, config=config)
-
-
-def _current(weights: Mapping[str, Stored], asked: str) -> dict[str, Stored]:
-    """Weights under the newest official names."""
-    renamed = {current(key): tensor for key, tensor in weights.items()}
-    if len(renamed) < len(weights):
-        raise ModelError(asked, "both replica.* and denoiser.* keys", "they are one network's old and new name")
-    return renamed
-
-
 def _converted(contents: Contents, options: Options, asked: str) -> Converted:
     weights = contents.weights
     names, layers = _names(weights, asked)
-    kind = "ADLM" if "denoiser" in layers else "MDLM" if "backbone.sigma_map.mlp.0.weight" in names else "AR"
+    kind = _kind(contents, layers, names, asked)
     chosen, report = _chosen(contents, names, options, asked)
     size, width = _sizes(weights["backbone.vocab_embed.embedding"].shape, asked)
-    given = options if contents.config is None else _nothing_more(options, asked)
+    given = options if contents.config is None else only(options, ("weights", "tokenizer"), asked)
     tokenizer = _tokenizer(contents, size, given, asked)
     if contents.config is None:
         config, notes = _config(contents, layers, kind, tokenizer, given, asked)
@@ -168,6 +83,11 @@ def _converted(contents: Contents, options: Options, asked: str) -> Converted:
         with torch.no_grad():
             embedding[tokenizer.mask_id] = embedding[tokenizer.roles.bos_id]
         report.append("the mask's embedding is now the begin token's: that is what comes before a row here")
+    if kind == "SEDD":
+        report.append(
+            "its outputs are log-ratios up to log(V - 1) + log(e^sigma - 1), as in --estimator score-entropy; "
+            "samplers and other estimators normalise them"
+        )
     depth = " + ".join(map(str, layers.values()))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     vocabulary = f"vocabulary {size:,}, the mask {tokenizer.mask_id}"
@@ -176,6 +96,15 @@ def _converted(contents: Contents, options: Options, asked: str) -> Converted:
     if unused:
         report.append(f"the model has {unused} ids more than its tokenizer; they are marked as unused there")
     return Converted(model.eval(), config, tokenizer, report)
+
+
+def _kind(contents: Contents, layers: Mapping[str, int], names: Mapping[str, str], asked: str) -> str:
+    kind = "ADLM" if "denoiser" in layers else "MDLM" if "backbone.sigma_map.mlp.0.weight" in names else "AR"
+    if not contents.description.scores:
+        return kind
+    if kind != "MDLM":
+        raise ModelError(asked, f"the weights of an {kind} network with SEDD's outputs", "there is no such model")
+    return "SEDD"
 
 
 def depths(network: NetworkConfig) -> dict[str, int] | None:
@@ -201,15 +130,10 @@ def _names(weights: Mapping[str, Stored], asked: str) -> tuple[dict[str, str], d
     missing, extra = [key for key in names if key not in weights], sorted(weights.keys() - names.keys() - buffers)
     if missing or extra:
         found = "; ".join(
-            f"{len(keys)} {what}: {_some(keys)}" for what, keys in (("missing", missing), ("not known", extra)) if keys
+            f"{len(keys)} {what}: {some(keys)}" for what, keys in (("missing", missing), ("not known", extra)) if keys
         )
-        raise ModelError(asked, f"keys {found}", "name an ADLM, MDLM or AR checkpoint of the official code (DiT)")
+        raise ModelError(asked, f"keys {found}", "name a checkpoint of ADLM, MDLM, AR or SEDD (DiT)")
     return names, layers
-
-
-def _some(keys: list[str]) -> str:
-    more = f" and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
-    return ", ".join(ascii(key[:120])[1:-1] for key in keys[:_LISTED]) + more
 
 
 def _chosen(
@@ -235,27 +159,16 @@ def _chosen(
     return dict(zip(order, averaged, strict=True)), ["weights: ema"]
 
 
-def _nothing_more(options: Options, asked: str) -> Options:
-    """A file that was written here says everything but its tokenizer."""
-    known = ("weights", "tokenizer")
-    idle = [
-        field.name for field in fields(options) if field.name not in known and getattr(options, field.name) is not None
-    ]
-    if idle:
-        raise ModelError(asked, f"the file says itself what {', '.join(idle)} would", "leave out these options")
-    return options
-
-
 def _tokenizer(contents: Contents, size: int, options: Options, asked: str) -> Tokenizer:
     mask_id = options.mask_id if contents.config is None else contents.config.vocabulary.mask_id
-    if options.tokenizer is not None:
-        return named(options.tokenizer, size, mask_id, asked=asked)
+    name = options.tokenizer or contents.beside
+    if name is not None:
+        return named(str(name), size, mask_id, asked=asked)
     if contents.tokenizer is None:
-        raise ModelError(
-            asked,
-            "no tokenizer in it that can be read as data",
-            "give the one it was trained with: --tokenizer NAME_OR_FOLDER (a folder with GPT-2's or BERT's files)",
-        )
+        fix = "give the one it was trained with: --tokenizer NAME_OR_FOLDER (a folder with GPT-2's or BERT's files)"
+        if size == GPT2_AND_MASK:
+            fix += "; of so many ids that is GPT-2's and a mask: --tokenizer gpt2"
+        raise ModelError(asked, "no tokenizer in it that can be read as data", fix)
     return from_checkpoint(contents.tokenizer, size, mask_id, asked=asked)
 
 
@@ -269,10 +182,19 @@ def _config(
         found = f"a configuration that says causal={description.causal} with the weights of an {kind} network"
         raise ModelError(asked, found, "configuration and weights belong to different models")
     size, width = weights["backbone.vocab_embed.embedding"].shape
+    condition = 0 if causal else _rows_of(weights, "backbone.sigma_map.mlp.0.weight")
+    for name, value in (("size", size), ("width", width), ("condition", condition), ("layers", layers["backbone"])):
+        said = getattr(description, name)
+        if said not in (None, value):
+            found = f"a configuration that says {name} {said:,} with weights of {name} {value:,}"
+            raise ModelError(asked, found, "configuration and weights belong to different models")
     length = options.length or description.length
     if length is None:
         raise ModelError(asked, "nothing in it says how long a row is", "give --length, as in --length 1024")
     timed = description.timed if options.timed is None else options.timed
+    if description.scores and not timed:
+        fix = "leave out the option; of an MDLM's backbone, put `backbone.` before the names of its weights"
+        raise ModelError(asked, "a SEDD that does not follow the time", fix)
     if timed is None and not causal:
         notes.append("nothing says whether it follows the time: taken not to, as published")
     stack = StackConfig(
@@ -282,7 +204,7 @@ def _config(
         mlp_ratio=_rows_of(weights, "backbone.blocks.0.mlp.0.weight") // width,
         dropout=description.dropout or 0.0,
         causal=causal,
-        condition=0 if causal else _rows_of(weights, "backbone.sigma_map.mlp.0.weight"),
+        condition=condition,
         timed=bool(timed) and not causal,
     )
     network: NetworkConfig = OneStageConfig(stack)
@@ -291,7 +213,7 @@ def _config(
     wrapped = description.wrapped if options.rows is None else options.rows == "wrap"
     if wrapped is None:
         notes.append("nothing says how rows were made: taken to be packed, with begin and end tokens (--rows wrap)")
-    rows = _rows(length, wrapped=wrapped is not False, causal=causal)
+    rows = _rows(length, wrapped=wrapped is not False, causal=causal, framed=description.framed)
     notes.insert(0, f"{stack.heads} heads, {'' if stack.timed else 'not '}time-conditioned, {rows}")
     return ModelConfig(network, Vocabulary(size, tokenizer.mask_id), rows), notes
 
@@ -301,14 +223,14 @@ def _rows_of(weights: Mapping[str, Stored], key: str) -> int:
     return shape[0] if shape else 0
 
 
-def _rows(length: int, *, wrapped: bool, causal: bool) -> Packing:
+def _rows(length: int, *, wrapped: bool, causal: bool, framed: bool) -> Packing:
     """The official rows; those of AR without the begin token, which here comes before the row.
 
     Two things the official data has and a packing has not: packed rows of AR end with an end token (here with text),
     and networks for one document a row read its padding, uncounted (here nothing sees padding).
     """
     if wrapped:
-        return Wrapped(length - 1) if causal else Wrapped(length, framed=True)
+        return Wrapped(length - 1) if causal else Wrapped(length, framed=framed)
     return Padded(length - 1, begin=False, crop=True) if causal else Padded(length, crop=True)
 
 
@@ -343,7 +265,7 @@ def _filled(config: ModelConfig, weights: Mapping[str, Stored], asked: str) -> L
         shapes = {name: parameter.shape for name, parameter in config.build().named_parameters()}
     if shapes.keys() != weights.keys():
         differing = sorted(shapes.keys() ^ weights.keys())
-        raise ModelError(asked, f"weights that do not belong together: {_some(differing)}", "get the file again")
+        raise ModelError(asked, f"weights that do not belong together: {some(differing)}", "get the file again")
     for name, shape in shapes.items():
         stored = weights[name]
         if tuple(stored.shape) != tuple(shape) or not stored.dtype.is_floating_point:

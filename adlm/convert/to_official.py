@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from adlm.configs import to_json
-from adlm.convert.from_official import METADATA, depths
+from adlm.convert.contents import METADATA
+from adlm.convert.from_official import depths
 from adlm.convert.official import BUFFER, key_map
 from adlm.errors import ModelError
 from adlm.models.io import ModelConfig

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from adlm.configs import to_json
-from adlm.convert.from_official import METADATA, Options, from_official
+from adlm.convert.contents import METADATA
+from adlm.convert.from_official import from_official
 from adlm.convert.names import Name
 from adlm.convert.official import BUFFER, key_map
+from adlm.convert.options import Options
 from adlm.convert.output import write_safetensors
 from adlm.convert.pickle_data import read_pickle
 from adlm.convert.to_official import to_official

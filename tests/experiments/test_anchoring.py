@@ -40,7 +40,7 @@ def test_the_twins_match_in_what_they_are_named_for(corpus):
     assert summary(cost).work == pytest.approx(adlm.work, rel=0.04)
     a2r = summary(runs["A2R"])
     assert summary(runs["AR"]).parameters.total == pytest.approx(a2r.parameters.total, rel=0.03)
-    assert summary(runs.get("AR, same cost", runs["AR"])).work == pytest.approx(a2r.work, rel=0.04)
+    assert summary(runs.get("AR, same cost", runs["AR"])).work == pytest.approx(a2r.work, rel=0.05)
     assert runs["AR"].network.stack.causal
     assert runs["AR"].network.stack.reread == 0
 

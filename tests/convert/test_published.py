@@ -1,0 +1,252 @@
+"""Folders and files in the layouts of MDLM and SEDD become models that compute what theirs do."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import adlm
+from adlm.cli import main
+from adlm.convert.from_official import from_official
+from adlm.convert.options import Options
+from adlm.data.packing import Wrapped
+from adlm.errors import ModelError
+from adlm.models.io import ModelConfig
+from adlm.models.language_model import Vocabulary
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.stack import StackConfig
+from adlm.objectives.score_entropy import ScoreEntropy
+from adlm.randomness import Noise
+from tests.conftest import batch_of
+from tests.convert.official_files import save_checkpoint, tokenizer_json
+from tests.convert.published_networks import (
+    CONDITION,
+    HEADS,
+    IDS,
+    LAYERS,
+    LENGTH,
+    MDLM,
+    SEDD,
+    WIDTH,
+    logits_of,
+    prefixed,
+    save_folder,
+    weights_of,
+)
+
+MASK = IDS - 1
+TIMES = torch.tensor([0.1, 0.5, 0.9])
+SIGMA = -torch.log1p(-(1 - 1e-3) * TIMES)
+TEXT = torch.randint(0, MASK, (3, LENGTH), generator=torch.Generator().manual_seed(0))
+X_T = TEXT.masked_fill(torch.rand(3, LENGTH, generator=torch.Generator().manual_seed(1)) < 0.5, MASK)
+STACK = StackConfig(width=WIDTH, heads=HEADS, layers=LAYERS, dropout=0.1, condition=CONDITION)
+
+
+def raw_logits(model, t=None):
+    return model.head.raw(model.features(X_T, t).final)
+
+
+@pytest.fixture
+def mdlm(tmp_path):
+    return save_folder(tmp_path / "mdlm", MDLM, prefixed(weights_of()), tokenizer=tokenizer_json())
+
+
+@pytest.fixture
+def sedd(tmp_path):
+    return save_folder(tmp_path / "sedd", SEDD, weights_of(), tokenizer=tokenizer_json())
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_published_mdlm_gives_its_logits(pickled, tmp_path):
+    weights = weights_of()
+    made = from_official(
+        save_folder(tmp_path / "mdlm", MDLM, prefixed(weights), tokenizer=tokenizer_json(), pickled=pickled)
+    )
+    assert (raw_logits(made.model) - logits_of(weights, X_T, torch.zeros(3))).abs().max() < 1e-5
+    assert made.config == ModelConfig(OneStageConfig(STACK), Vocabulary(IDS, MASK), Wrapped(LENGTH, framed=True))
+    assert made.report[0].startswith("MDLM: 2 layers, width 32, vocabulary 39, the mask 38")
+
+
+def test_a_published_mdlm_that_follows_the_time_still_does(tmp_path):
+    weights = weights_of()
+    timed = {**MDLM, "time_conditioning": True}
+    made = from_official(save_folder(tmp_path / "mdlm", timed, prefixed(weights), tokenizer=tokenizer_json()))
+    assert (raw_logits(made.model, TIMES) - logits_of(weights, X_T, SIGMA)).abs().max() < 1e-5
+
+
+def test_a_published_sedd_gives_its_logits_at_every_noise_level(sedd):
+    made = from_official(sedd)
+    assert (raw_logits(made.model, TIMES) - logits_of(weights_of(), X_T, SIGMA)).abs().max() < 1e-5
+    network = OneStageConfig(StackConfig(**{**vars(STACK), "timed": True}))
+    assert made.config == ModelConfig(network, Vocabulary(IDS, MASK), Wrapped(LENGTH))
+    assert made.report[0].startswith("SEDD: 2 layers")
+    assert any("score-entropy" in line for line in made.report)
+
+
+def test_the_score_entropy_of_a_converted_sedd_is_that_of_its_own_scores(sedd):
+    """sigma' (sum_v s_v - r log s_x0 + r (log r - 1)) with log s_v = logit_v - log(V - 1) - log(e^sigma - 1)."""
+    model, objective = from_official(sedd).model, ScoreEntropy()
+    batch, levels, noise = batch_of(TEXT), torch.tensor([0.2, 0.5, 0.8]), Noise(0)
+    ours = objective.nats(model, batch, levels, noise)
+    corrupted = objective.corruption.at(levels, batch, MASK, noise)
+    kept = 1 - (1 - 1e-3) * corrupted.t
+    sigma = -kept.log()
+    scores = logits_of(weights_of(), corrupted.x_t, sigma) - math.log(IDS - 1) - sigma.expm1().log()[:, None, None]
+    ratio = 1 / sigma.expm1()[:, None]
+    of_token = scores.gather(-1, TEXT[..., None])[..., 0]
+    entropy = scores[..., :-1].exp().sum(-1) - ratio * of_token + ratio * (ratio.log() - 1)
+    theirs = ((1 - 1e-3) / kept)[:, None] * entropy * corrupted.masked
+    assert corrupted.masked.any(-1).all()
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("choice", [None, "ema", "raw"])
+def test_a_checkpoint_of_sedd_training_gives_averaged_weights_unless_told(choice, tmp_path):
+    weights = weights_of()
+    averaged = [value * 0.5 for name, value in weights.items() if "inv_freq" not in name]
+    content = {"optimizer": {"state": {}, "param_groups": [{"lr": 3e-4}]}, "model": weights, "step": 7}
+    torch.save({**content, "ema": {"decay": 0.9999, "num_updates": 7, "shadow_params": averaged}}, tmp_path / "a.pth")
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    options = Options(weights=choice, length=LENGTH, tokenizer=str(tmp_path / "tokenizer.json"))
+    made = from_official(tmp_path / "a.pth", options)
+    factor = 1.0 if choice == "raw" else 0.5
+    expected = {name: value if "inv_freq" in name else factor * value for name, value in weights.items()}
+    assert (raw_logits(made.model, TIMES) - logits_of(expected, X_T, SIGMA)).abs().max() < 1e-5
+    assert made.report[0].startswith("SEDD")
+
+
+def test_a_sedd_that_mdlm_code_trained_is_a_sedd(tmp_path):
+    config = {"model.n_heads": HEADS, "model.length": LENGTH, "time_conditioning": True, "parameterization": "sedd"}
+    path = save_checkpoint(tmp_path / "a.ckpt", prefixed(weights_of()), settings=config, tokenizer=tokenizer_json())
+    made = from_official(path)
+    assert (raw_logits(made.model, TIMES) - logits_of(weights_of(), X_T, SIGMA)).abs().max() < 1e-5
+    assert made.report[0].startswith("SEDD")
+    assert made.config.rows == Wrapped(LENGTH, framed=True)
+
+
+def test_weights_without_settings_need_options(tmp_path):
+    save_file(weights_of(), tmp_path / "sedd.safetensors")
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    given = {"tokenizer": str(tmp_path / "tokenizer.json")}
+    with pytest.raises(ModelError, match="give --length"):
+        from_official(tmp_path / "sedd.safetensors", Options(**given))
+    with pytest.raises(ModelError, match=r"put `backbone\.` before"):
+        from_official(tmp_path / "sedd.safetensors", Options(**given, length=LENGTH, timed=False))
+    made = from_official(tmp_path / "sedd.safetensors", Options(**given, length=LENGTH))
+    assert made.config.network.stack.timed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_dim": 64}, "says width 64 with weights of width 32"),
+        ({"vocab_size": 50_258}, "says size 50,258 with weights of size 39"),
+        ({"n_blocks": 12}, "says layers 12 with weights of layers 2"),
+        ({"cond_dim": 129}, "says condition 129 with weights of condition 16"),
+        ({"n_heads": 8}, "different numbers of heads"),
+        ({"model_length": None}, "give --length"),
+        ({"model_type": "bert"}, "of model_type bert"),
+        ({"model_type": ["mdlm"]}, "of model_type"),
+    ],
+)
+def test_settings_of_another_mdlm_are_refused(change, message, tmp_path):
+    folder = save_folder(tmp_path / "a", {**MDLM, **change}, prefixed(weights_of()), tokenizer=tokenizer_json())
+    with pytest.raises(ModelError, match=message):
+        from_official(folder)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("graph", {"type": "uniform"}, "a SEDD with graph.type uniform, not absorb"),
+        ("noise", {"type": "geometric"}, "a SEDD with noise.type geometric, not loglinear"),
+        ("model", {"scale_by_sigma": False}, "a SEDD with model.scale_by_sigma False, not True"),
+        ("model", {"hidden_size": 768}, "says width 768"),
+    ],
+)
+def test_a_sedd_whose_outputs_mean_something_else_is_refused(section, change, message, tmp_path):
+    other = {**SEDD, section: {**SEDD[section], **change}}
+    folder = save_folder(tmp_path / "a", other, weights_of(), tokenizer=tokenizer_json())
+    with pytest.raises(ModelError, match=message):
+        from_official(folder)
+
+
+@pytest.mark.parametrize("layout", ["mdlm", "sedd"])
+def test_missing_and_foreign_keys_of_a_published_folder_are_listed(layout, tmp_path):
+    weights = weights_of()
+    del weights["blocks.1.norm2.weight"]
+    weights["blocks.1.norm3.weight"] = torch.zeros(1)
+    names, config = (prefixed, MDLM) if layout == "mdlm" else (dict, SEDD)
+    folder = save_folder(tmp_path / "a", config, names(weights), tokenizer=tokenizer_json())
+    with pytest.raises(ModelError) as error:
+        from_official(folder)
+    assert "1 missing: backbone.blocks.1.norm2.weight" in error.value.found
+    assert "1 not known: backbone.blocks.1.norm3.weight" in error.value.found
+
+
+def test_a_published_folder_without_a_tokenizer_says_whose_to_give(tmp_path):
+    folder = save_folder(tmp_path / "a", MDLM, prefixed(weights_of()))
+    with pytest.raises(ModelError, match="--tokenizer NAME_OR_FOLDER"):
+        from_official(folder)
+    large = {**prefixed(weights_of()), "backbone.vocab_embed.embedding": torch.zeros(50_258, 2)}
+    save_folder(folder, MDLM, large)
+    with pytest.raises(ModelError, match="--tokenizer gpt2"):
+        from_official(folder)
+
+
+def test_the_published_vocabulary_is_that_of_gpt2_and_a_mask(shared, tmp_path):
+    weights = weights_of(50_258)
+    folder = save_folder(tmp_path / "a", {**MDLM, "vocab_size": 50_258}, prefixed(weights))
+    made = from_official(folder, Options(tokenizer=str(shared / "data/vocab")))
+    assert (made.tokenizer.mask_id, made.tokenizer.roles.eos_id) == (50_257, 50_256)
+    # Among millions of logits the rounding of float32 alone comes to 1e-5.
+    weights = {name: value.double() for name, value in weights.items()}
+    expected = logits_of(weights, X_T, torch.zeros(3, dtype=torch.float64))
+    assert (raw_logits(made.model.double()) - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "without config.json"),
+        ("config.json", "{", "config.json cannot be read"),
+        ("config.json", "[]", "not a table"),
+        ("config.json", "{}", "says of no model here"),
+        ("config.json", '{"format": 1, "network": {}}', "--to official"),
+        ("model.safetensors", None, "neither model.safetensors nor pytorch_model.bin"),
+    ],
+)
+def test_folders_that_are_not_whole_are_answered(name, content, message, mdlm):
+    (mdlm / name).unlink()
+    if content is not None:
+        (mdlm / name).write_text(content)
+    with pytest.raises(ModelError, match=message):
+        from_official(mdlm)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 0.999), pickled=st.booleans())
+def test_cut_weights_are_refused(share, pickled, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cut")
+    save_folder(folder, SEDD, weights_of(), tokenizer=tokenizer_json(), pickled=pickled)
+    file = folder / ("pytorch_model.bin" if pickled else "model.safetensors")
+    data = file.read_bytes()
+    file.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(ModelError):
+        from_official(folder)
+
+
+def test_the_command_turns_published_folders_into_models_that_write(mdlm, sedd, tmp_path, capsys):
+    for source, kind in ((mdlm, "MDLM"), (sedd, "SEDD")):
+        out = tmp_path / "models" / kind
+        assert main(["convert", str(source), str(out)]) == 0
+        assert f"{kind}: 2 layers" in capsys.readouterr().out
+        (text,) = adlm.load(out).generate(seed=1)
+        assert isinstance(text, str)
+    assert main(["convert", str(mdlm), str(mdlm), "--force"]) == 2
+    assert "the same folder" in capsys.readouterr().err
+    assert json.loads((mdlm / "config.json").read_text()) == MDLM
