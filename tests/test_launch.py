@@ -399,6 +399,7 @@ def two_nodes(place: Path, run: Run, *options: str) -> Iterator[list[Script]]:
         yield [first, second]
 
 
+@pytest.mark.slow
 def test_two_nodes_train_what_one_process_trains(place):
     with two_nodes(place, SMALL, "--set", "train.steps=6") as scripts:
         one = trained(SHORT, place / "one")

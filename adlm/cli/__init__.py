@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": "versions, devices, number formats, extras, and what would fail",
     "evaluate": "measure: perplexity, zero-shot, generation, MAUVE, anchors and more, each with its error",
     "experiment": "carry out a study of the paper's questions, from training to a report; stopped, it goes on",
+    "export": "a model as a program for use without this package: torch.export's, or ONNX",
     "infill": "fill the holes of a text",
     "lm-eval": "the benchmarks of lm-evaluation-harness, by its own command line",
     "prepare": "tokenise and pack a corpus into memory-mapped shards",

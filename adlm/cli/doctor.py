@@ -18,6 +18,7 @@ EXTRAS = {
     "hf": "models of transformers (`adlm reason --base gpt2`, `adlm.hf`)",
     "lm-eval": "`adlm lm-eval`",
     "lora": "finetuning with LoRA (docs: training)",
+    "onnx": "models as ONNX (`adlm export --to onnx`)",
     "plot": "pictures of curves while training",
     "serve": "`adlm serve` and `adlm studio`",
     "track": "TensorBoard (`adlm train --track tensorboard`)",

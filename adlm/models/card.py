@@ -28,6 +28,7 @@ class Facts:
         data: what the model was trained on, in words.
         figures: what was measured -> the result; with its error if it has one.
         notes: anything else, in Markdown.
+        use: what the model is for and what it is not for; by default what any such model can do.
     """
 
     licence: str | None = None
@@ -35,6 +36,7 @@ class Facts:
     data: str = ""
     figures: Mapping[str, Estimate | float] = field(default_factory=dict, hash=False)
     notes: str = ""
+    use: str = ""
 
 
 def card_text(
@@ -60,13 +62,17 @@ def card_text(
         f"---\n{_metadata(model, facts)}\n---",
         f"# A language model: {process}" + (", with anchors" if two else ""),
         _table(("network", ""), [row for row in table if row[1]]),
-        "## Use\n\n"
+        f"## Intended use\n\n{facts.use.strip() or _use(model)}",
+        "## How to sample\n\n"
         "```python\n"
         "import adlm\n\n"
         'model = adlm.load(".")  # this folder, or owner/name on the Hub\n'
         'print(model.generate("", n=2, seed=0))  # texts that go on from a prompt\n'
         'print(model.infill("[MASK][MASK]"))  # each [MASK] becomes one token\n'
         'print(model.score("a text"))  # -log p in nats\n'
+        "```\n"
+        "```bash\n"
+        "adlm sample . --n 2 --live  # watch them appear; --sampler and --steps choose the way\n"
         "```\n\n"
         "Needs the Python package `adlm`. The folder holds numbers and JSON; nothing in it is executed.",
     ]
@@ -90,6 +96,12 @@ def may_replace(card: Path) -> bool:
         return False
     mark = _MARK.search(text)
     return mark is not None and mark.group(1) == _checksum(text[: mark.start()])
+
+
+def _use(model: LanguageModel) -> str:
+    able = "To write and score texts" if model.causal else "To write, fill in and score texts"
+    research = "for research into models of its kind"
+    return f"{able} like those it was trained on, and {research}. Nothing checks what it writes for truth or harm."
 
 
 def _metadata(model: LanguageModel, facts: Facts) -> str:

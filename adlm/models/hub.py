@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -67,6 +67,23 @@ def find_transformers_model(name: str, *, asked: str) -> Path:
     with explained(asked + ", which is no folder here"):
         patterns = ["config.json", "tokenizer.json", "model*.safetensors", "model.safetensors.index.json"]
         return Path(snapshot_download(name, allow_patterns=patterns))
+
+
+def push_folder(folder: Path, name: str, *, private: bool | None = None, token: str | bool | None = None) -> str:
+    """Upload the model in a folder as it is; returns the address of the commit.
+
+    Its card goes with it, with the training data and the figures that it states, unless one on the Hub was edited.
+    """
+    asked = f"asked to push the model in {folder} to {name!r}"
+    read_config(folder, asked)
+    for file in FILES:
+        if not (folder / file).is_file():
+            raise ModelError(asked, f"no {file} in it", "name a folder that `adlm train` or `TextModel.save` wrote")
+    with explained(asked):
+        api = HfApi(token=token)
+        name = api.create_repo(name, private=private, exist_ok=True).repo_id
+        files = FILES if has_edited_card(name, revision=None, token=token) else (*FILES, CARD)
+        return api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=list(files)).commit_url
 
 
 def has_edited_card(name: str, *, revision: str | None, token: str | bool | None) -> bool:

@@ -29,6 +29,9 @@ from adlm.serve.streaming import Events, Stream, begun, line, refusal, results
 from adlm.text_model import Score, TextModel
 
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "events"}}
+_WHOLE_OR_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {**_STREAM[200], "description": "texts, or events where a stream was asked for"}
+}
 
 
 def make_app(engine: Engine, *, key: str | None = None, studio: bool = False) -> FastAPI:
@@ -135,7 +138,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
 
         return Events(stream, await begun(lines(), stream))
 
-    @app.post("/v1/completions", response_model=Completed)
+    @app.post("/v1/completions", response_model=Completed, responses=_WHOLE_OR_STREAM)
     async def completions(request: Request, ask: CompletionRequest) -> Any:
         """As OpenAI's clients ask; a stream of server-sent events with `stream`."""
         if (problem := ask.unsupported()) is not None:

@@ -59,7 +59,7 @@ def test_hand_overs_differ_from_the_recipe_in_nothing_else():
 def test_reading_once_is_all_that_a_control_changes():
     runs = runs_of(Anchoring(corpora=("kjv",), seeds=1))
     twin, control = runs["MDLM, same cost"], runs["MDLM, same cost, tokens read once"]
-    assert twin.network.stack.reread == 4
+    assert twin.network.stack.reread == 3
     assert control.network == replace(twin.network, stack=replace(twin.network.stack, reread=0))
     assert "MDLM, same cost, tokens read once" not in runs_of(Anchoring(scale="paper", seeds=1))  # published: always
 

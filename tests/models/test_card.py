@@ -76,6 +76,14 @@ def test_what_is_given_is_in_the_card():
     assert ModelCard(text_of("mdlm", Facts(licence="other\ntags: [bad]"))).data.tags == ["adlm", "masked-diffusion"]
 
 
+def test_a_card_says_what_the_model_is_for_in_its_author_s_words_or_in_ours():
+    assert "## Intended use\n\nTo write, fill in and score texts like those it was trained on" in text_of("adlm")
+    assert "fill in" not in text_of("ar").partition("## Intended use")[2].partition("##")[0]
+    text = text_of("adlm", Facts(use="For bedtime only."))
+    assert "## Intended use\n\nFor bedtime only.\n\n## How to sample" in text
+    assert "truth or harm" not in text
+
+
 def test_the_example_in_the_card_runs(tmp_path, monkeypatch, capsys):
     model_of("adlm").save(tmp_path)
     monkeypatch.chdir(tmp_path)

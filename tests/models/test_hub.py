@@ -21,11 +21,14 @@ import adlm
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
 from adlm.errors import ConfigError, ModelError
+from adlm.models.card import Facts
+from adlm.models.hub import push_folder
 from adlm.models.io import FILES, ModelConfig
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel
+from adlm.types import Estimate
 
 TRANSFORMERS = {"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"0" * 100}
 
@@ -157,7 +160,9 @@ def model() -> TextModel:
 
 BEGIN = """
 import json, sys
+from pathlib import Path
 import adlm
+from adlm.models.hub import push_folder
 from adlm.text_model import TextModel
 
 folder = sys.argv[1]
@@ -180,6 +185,8 @@ found["first"] = model.push_to_hub("me/model", model_card_kwargs={"data": "Stori
 found["loaded"] = digest(adlm.load("me/model"))
 found["pretrained"] = digest(TextModel.from_pretrained("me/model", revision=found["first"].rsplit("/")[-1]))
 found["bare"] = model.push_to_hub("model")
+found["whole"] = push_folder(Path(folder), "me/whole")
+push_folder(Path(folder), "me/edited-too")
 found["edited"] = model.push_to_hub("me/edited", ignore_patterns="*.bin")
 attempt("absent", lambda: adlm.load("me/absent"))
 attempt("revision", lambda: adlm.load("me/model", revision="v9"))
@@ -215,7 +222,10 @@ def run(program: str, folder: Path, home: Path, **environment: str) -> dict[str,
 def world(hub: FakeHub, model: TextModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """Everything that is done online, once; and the cache it leaves."""
     folder, home = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("home")
-    model.save(folder)
+    figures = {"nats a token, held out": Estimate(3.25, 0.04, 8)}
+    model.save(folder, facts=Facts(data="Stories of crabs.", figures=figures, use="To try things."))
+    (folder / "notes.txt").write_text("mine")
+    hub.commit("me/edited-too", {"README.md": b"# Mine\n"})
     hub.commit("me/edited", {"README.md": b"# Mine\n", "pytorch_model.bin": b"a pickle", "modeling.py": b"raise"})
     hub.commit("them/gpt2", {**TRANSFORMERS, "README.md": b"# GPT-2\n"})
     hub.commit("them/empty", {"README.md": b"# Nothing\n"})
@@ -244,6 +254,36 @@ def test_a_card_edited_on_the_hub_is_kept_and_an_untouched_one_renewed(world: An
     _, renewed = hub.repositories["me/model"][-1]
     assert b"Stories." not in renewed["README.md"]
     assert renewed["README.md"].startswith(b"---\n")
+
+
+def test_a_folder_is_pushed_as_it_is_with_what_its_card_states(
+    world: tuple[dict[str, Any], Path], hub: FakeHub
+) -> None:
+    found, _ = world
+    assert found["whole"].startswith(f"{hub.address}/me/whole/commit/")
+    _, files = hub.repositories["me/whole"][-1]
+    assert set(files) == {*FILES, "README.md"}
+    card = files["README.md"].decode()
+    for part in (
+        "## Training data\n\nStories of crabs.",
+        "| nats a token, held out | 3.25 ± 0.04 | 8 |",
+        "## Intended use\n\nTo try things.",
+        "## How to sample",
+        "adlm.load(",
+    ):
+        assert part in card
+    _, kept = hub.repositories["me/edited-too"][-1]
+    assert kept["README.md"] == b"# Mine\n"
+    assert kept["model.safetensors"] == files["model.safetensors"]
+
+
+def test_a_folder_that_is_no_model_is_not_pushed(tmp_path: Path, model: TextModel) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        push_folder(tmp_path, "me/model")
+    model.save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no model\.safetensors"):
+        push_folder(tmp_path, "me/model")
 
 
 def test_nothing_but_what_is_needed_is_fetched(world: Any, hub: FakeHub) -> None:
@@ -289,13 +329,23 @@ def test_without_a_network_the_cache_is_used_and_what_is_not_there_is_named(
     assert found["push"][1] == "asked to push a model to 'me/model'"
 
 
-def test_a_hub_that_does_not_answer_is_no_hindrance_to_what_is_in_the_cache(
-    world: tuple[dict[str, Any], Path], tmp_path: Path
+@pytest.mark.slow  # the Hub's own client is patient
+def test_a_hub_that_does_not_answer_is_named_and_no_hindrance_to_what_is_in_the_cache(
+    world: tuple[dict[str, Any], Path], model: TextModel, tmp_path: Path
 ) -> None:
     online, home = world
-    program = 'found["loaded"] = digest(adlm.load("me/model"))'
+    program = """
+found["loaded"] = digest(adlm.load("me/model"))
+attempt("absent", lambda: adlm.load("me/never-seen"))
+attempt("push", lambda: push_folder(Path(folder), "me/model"))
+"""
+    model.save(tmp_path)
     found = run(program, tmp_path, home, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
     assert found["loaded"] == online["loaded"]
+    assert found["absent"][0] == found["push"][0] == "ModelError"
+    assert "the Hub cannot be reached, and the model is not in the cache" in found["absent"][2]
+    assert "check the network" in found["absent"][3]
+    assert "check the network" in found["push"][3]
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,10 @@ def on_two(run: Run, out: Path, until: int, *options: str) -> None:
     assert checkpoint_steps(out)[-1] == until, process.said()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(("--shard",), ()), pytest.param((), ("--shard",), marks=pytest.mark.slow)],
+    [(("--shard",), ()), ((), ("--shard",))],
     ids=["in parts, then whole", "whole, then in parts"],
 )
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, first, second):

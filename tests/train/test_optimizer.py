@@ -174,6 +174,7 @@ def in_parts(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_muon_and_averages_of_a_model_in_parts_on_two_processes_are_those_of_a_whole_one(tmp_path):
     multiprocessing.spawn(in_parts, (tmp_path,), nprocs=2)
     expected = trained(Small(), lambda whole, like: whole)
