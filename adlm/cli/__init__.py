@@ -23,6 +23,7 @@ COMMANDS = {
     "infill": "fill the holes of a text",
     "lm-eval": "the benchmarks of lm-evaluation-harness, by its own command line",
     "prepare": "tokenise and pack a corpus into memory-mapped shards",
+    "push": "put a trained model on the Hugging Face Hub, with its card",
     "reason": "train and measure models that answer in steps, with anchors: ACoT, Coconut and others",
     "recipes": "list the runs and networks that have a name; show what one is and takes",
     "report": "compare trained runs on one page: figures, curves, samples, and a text as it appears",

@@ -162,6 +162,7 @@ BEGIN = """
 import json, sys
 from pathlib import Path
 import adlm
+from adlm.cli import main
 from adlm.models.hub import push_folder
 from adlm.text_model import TextModel
 
@@ -186,7 +187,7 @@ found["loaded"] = digest(adlm.load("me/model"))
 found["pretrained"] = digest(TextModel.from_pretrained("me/model", revision=found["first"].rsplit("/")[-1]))
 found["bare"] = model.push_to_hub("model")
 found["whole"] = push_folder(Path(folder), "me/whole")
-push_folder(Path(folder), "me/edited-too")
+found["pushed"] = main(["push", folder, "me/edited-too"])
 found["edited"] = model.push_to_hub("me/edited", ignore_patterns="*.bin")
 attempt("absent", lambda: adlm.load("me/absent"))
 attempt("revision", lambda: adlm.load("me/model", revision="v9"))
@@ -272,6 +273,7 @@ def test_a_folder_is_pushed_as_it_is_with_what_its_card_states(
         "adlm.load(",
     ):
         assert part in card
+    assert online["pushed"] == 0
     _, kept = hub.repositories["me/edited-too"][-1]
     assert kept["README.md"] == b"# Mine\n"
     assert kept["model.safetensors"] == files["model.safetensors"]
