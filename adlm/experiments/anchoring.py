@@ -52,6 +52,8 @@ ARMS: dict[str, tuple[str, Callable[[Run], Run] | None]] = {
 }
 LEFT_TO_RIGHT = ("AR", "AR, same cost", "A2R")  # twins of A2R, and A2R
 MAIN = ("AR", "MDLM, same cost", "ADLM")
+# As many lines as there are colours.
+DRAWN = ("AR", "MDLM", "MDLM, same parameters", "MDLM, same cost", "ADLM, γ = 0", "ADLM", "ADLM, logits")
 AGAINST = ("MDLM, same cost", "MDLM, same parameters", "MDLM")
 
 
@@ -114,7 +116,7 @@ class Anchoring(Study):
             if "A2R" in known:
                 title = f"Anchors left to right, on {corpus}"
                 sections.append(_table(title, corpus, here, [each for each in LEFT_TO_RIGHT if each in known], ("AR",)))
-            sections.append(curves(corpus, here))
+            sections.append(curves(corpus, [each for each in here if each.labels["model"] in DRAWN]))
         return Report("Does anchoring help?", self.question, [*sections, *texts_of(outcomes)])
 
 
@@ -130,7 +132,7 @@ def _table(title: str, corpus: str, outcomes: Sequence[Outcome], arms: Sequence[
         rows.append([
             arm,
             f"{first['parameters'] / 1e6:.2f} M",
-            f"{first['work'] / 1e12:,.0f}",
+            f"{first['work'] / 1e12:,.3g}",
             mean,
             exponential(mean),
             _difference(nats, arm, base),
