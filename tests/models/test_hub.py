@@ -273,7 +273,7 @@ def test_a_folder_is_pushed_as_it_is_with_what_its_card_states(
         "adlm.load(",
     ):
         assert part in card
-    assert online["pushed"] == 0
+    assert found["pushed"] == 0
     _, kept = hub.repositories["me/edited-too"][-1]
     assert kept["README.md"] == b"# Mine\n"
     assert kept["model.safetensors"] == files["model.safetensors"]
