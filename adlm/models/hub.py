@@ -109,7 +109,9 @@ def explained(asked: str) -> Iterator[None]:
         raise ModelError(asked, "no such model on the Hub", f"check owner/name; {login}") from error
     except RevisionNotFoundError as error:
         raise ModelError(asked, "the model has no such revision", "name a branch, a tag or a commit of it") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+    except OfflineModeIsEnabled as error:
+        raise ModelError(asked, f"the Hub cannot be asked: {_first_line(error)}", "unset HF_HUB_OFFLINE") from error
+    except LocalEntryNotFoundError as error:
         # The library also says so where it was told to look nowhere else.
         found = f"the Hub cannot be reached, and the model is not in the cache: {_first_line(error.__cause__ or error)}"
         raise ModelError(asked, found, "check the network and HF_HUB_OFFLINE, or name a folder") from error
