@@ -48,7 +48,7 @@ bench: $(READY)
 # $ADLM_DATA/NAME, then on the Hub. Where time is what is measured, nothing runs beside it.
 results: $(READY)
 	$(BIN)/adlm experiment anchoring --seeds 3 --jobs 2
-	$(BIN)/adlm experiment generation --seeds 3 --jobs 2
+	$(BIN)/adlm experiment generation --seeds 1 --jobs 2 --set training_steps=2000
 	$(BIN)/adlm experiment sample-complexity --seeds 3 --jobs 2
 	$(BIN)/adlm experiment anchors --seeds 1 --jobs 2
 	$(BIN)/adlm experiment domains --seeds 1 --jobs 2

@@ -7,6 +7,7 @@
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from adlm.configs import from_json
@@ -34,8 +35,7 @@ def main() -> None:
         (OUT / f"{study.name}.json").write_text(text, encoding="utf-8")
         for old in OUT.glob(f"{study.name}-*.svg"):
             old.unlink()
-        lines = [f"# {report.title}", report.lead, f"`adlm experiment {study.name} --seeds {study.seeds}`; "
-                 f"[all numbers]({study.name}.json)."]  # fmt: skip
+        lines = [f"# {report.title}", report.lead, f"`{_command(study)}`; [all numbers]({study.name}.json)."]
         charts = 0
         for section in report.sections:
             if isinstance(section, Chart):
@@ -48,6 +48,13 @@ def main() -> None:
                 continue  # samples and players are for the page
         (OUT / f"{study.name}.md").write_text("\n\n".join(filter(None, lines)) + "\n", encoding="utf-8")
         print(f"{study.name}: {len(record['outcomes'])} outcomes, {charts} charts")
+
+
+def _command(study: Study) -> str:
+    plain, words = type(study)(), [f"adlm experiment {study.name} --seeds {study.seeds}"]
+    changed = {each.name: getattr(study, each.name) for each in fields(study) if each.name != "seeds"}
+    words += [f"--set {name}={value}" for name, value in changed.items() if value != getattr(plain, name)]
+    return " ".join(words)
 
 
 def _table(table: Table) -> str:

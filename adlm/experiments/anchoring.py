@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from adlm.experiments import settings
 from adlm.experiments.samples import Record, texts_of
-from adlm.experiments.statistics import exponential, over_runs, paired
+from adlm.experiments.statistics import exponential, over_runs, paired, said_of
 from adlm.experiments.study import Outcome, Step, Study
 from adlm.experiments.tables import curves, nats_of, of
 from adlm.experiments.training import Train
@@ -142,8 +142,8 @@ def _table(title: str, corpus: str, outcomes: Sequence[Outcome], arms: Sequence[
     columns += [] if base == "AR" else ["of the gap to AR closed, %"]
     seeds = max(len(each) for each in nats.values())
     note = (
-        f"Held-out text of {corpus}, the same rows for all. ± is a 95 % interval over {seeds} seeds (Student's t), in "
-        "what is compared of differences between runs that share a seed; ≤ marks a bound."
+        f"Held-out text of {corpus}, the same rows for all. {said_of(seeds)}; what is compared is first taken within a "
+        "seed. ≤ marks a bound."
     )
     return Table(title, note, columns, rows, ("", "", "", "low", "low", "low", "high")[: len(columns)])
 

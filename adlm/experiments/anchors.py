@@ -9,7 +9,7 @@ from adlm.anchors.rules import AnchorRule, EveryToken, RandomShare, RareInSequen
 from adlm.errors import UnknownName
 from adlm.experiments import settings
 from adlm.experiments.probing import AtRandom, Content, CountedRule, HighTfIdf, Rare, TrainAndProbe, TrainCounted
-from adlm.experiments.statistics import exponential, over_runs, paired
+from adlm.experiments.statistics import exponential, over_runs, paired, said_of
 from adlm.experiments.study import Outcome, Step, Study, Work
 from adlm.experiments.tables import nats_of, of
 from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
@@ -228,8 +228,7 @@ def _table(axis: str, points: Sequence[_Point], recipe: _Point, own: str | None)
                "nats against the recipe"]  # fmt: skip
     note = (
         "All else is the recipe's. Anchor accuracy is the first stage's at masked tokens that are rare in their row, "
-        f"the same ones for all. ± is a 95 % interval over {len(recipe.nats)} seeds, in the last column of nats of "
-        "differences between runs that share a seed."
+        f"the same ones for all. {said_of(len(recipe.nats))}; what is compared is first taken within a seed."
     )
     if axis == "gamma":
         note += " γ grows with the share of the run that is done until it has its value: 1 is reached only at the end."

@@ -22,7 +22,7 @@ from adlm.data.tokenizer import Tokenizer, train_bpe
 from adlm.errors import AdlmError, ConfigError
 from adlm.evaluate.documents import packed_rows
 from adlm.experiments import settings
-from adlm.experiments.statistics import over_runs, paired
+from adlm.experiments.statistics import clear, over_runs, paired
 from adlm.experiments.study import Outcome, Place, Step, Study, Work
 from adlm.experiments.tables import nats_of, of
 from adlm.experiments.training import Train, splits_of
@@ -42,8 +42,6 @@ DOMAINS = {
 }
 CODE = "pycode"
 MODELS = ("AR", "MDLM", "ADLM")
-# The smallest corpus has some 200,000 tokens: it is read once and a half.
-STEPS = 150
 _SHARED = "tokenizer"
 _SIZES = {"nano": 1024, "small": 8192, "paper": 50_257}
 _ROWS: dict[str, Packing] = {"nano": Wrapped(64), "small": Wrapped(128), "paper": Wrapped(1024, framed=True)}
@@ -170,7 +168,7 @@ class Domains(Study):
         else:
             run = replace(published.openwebtext(TWINS.get(kind, kind)), data=data)
             run = twin(run, kind, name="") if kind in TWINS else run
-        steps = self.training_steps or (STEPS if self.scale == "nano" else run.train.steps)
+        steps = self.training_steps or run.train.steps
         return replace(run, name=f"{domain}-{model.lower()}", train=replace(run.train, seed=seed, steps=steps))
 
     def report(self, outcomes: Sequence[Outcome]) -> Report:
@@ -301,18 +299,13 @@ def _chart(found: _Bits) -> Chart:
     return Chart("Anchoring at home and away", note, *axes, series, levels=[("no difference", 0.0)])
 
 
-def _clear(difference: Interval) -> bool:
-    """Whether its interval leaves 0 out."""
-    return difference.runs > 1 and (difference.low > 0 or difference.high < 0)
-
-
 def _away(found: _Bits) -> str:
     ratios = {model: list(found.ratios(model, found.names).values()) for model in MODELS}
     means = ", ".join(f"{over_runs(each)} ({model})" for model, each in ratios.items() if each)
     gain = found.gain(found.pairs(away=True))
     if not means or gain is None:
         return ""
-    told = "" if _clear(gain) else ", which seeds do not tell from none"
+    told = "" if clear(gain) else ", which seeds do not tell from none"
     return f"Away from home, texts take {means} times the bits; anchoring changes them by {gain} bits a byte{told}."
 
 
@@ -323,7 +316,7 @@ def _at_home(found: _Bits) -> str:
     if not seeds:
         return ""
     means = [over_runs([each[seed] for seed in seeds]) for each in (code, rest)]
-    clear = _clear(paired([code[seed] for seed in seeds], [rest[seed] for seed in seeds]))
-    different = "a clear difference" if clear else "no clear difference"
+    told = clear(paired([code[seed] for seed in seeds], [rest[seed] for seed in seeds]))
+    different = "a clear difference" if told else "no clear difference"
     found_so = f"by {means[0]} on code and by {means[1]} on the other domains: {different}"
     return f"At home anchoring changes bits a byte {found_so}."

@@ -24,7 +24,7 @@ from adlm.evaluate.judge import Judge, judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
 from adlm.evaluate.stories import sample_figures
 from adlm.experiments import settings
-from adlm.experiments.statistics import exponential, over_runs, paired
+from adlm.experiments.statistics import clear, exponential, over_runs, paired
 from adlm.experiments.study import Outcome, Place, Step, Study, Work
 from adlm.experiments.tables import nats_of, of
 from adlm.experiments.training import Train, held_out
@@ -372,10 +372,6 @@ def _gap(ours: dict[int, float], theirs: dict[int, float]) -> Interval | None:
     return paired([ours[seed] for seed in shared], [theirs[seed] for seed in shared]) if shared else None
 
 
-def _clear(gap: Interval | None) -> bool:
-    return gap is not None and gap.runs > 1 and (gap.low > 0 or gap.high < 0)  # its interval leaves 0 out
-
-
 def _winner(written: Sequence[Outcome], measure: str, budget: int) -> str:
     ranked = _ranked(written, measure, budget)
     if not ranked:
@@ -384,8 +380,8 @@ def _winner(written: Sequence[Outcome], measure: str, budget: int) -> str:
     found = f"With at most {budget} network calls a text, the best {_CALLED[measure]} is that of {_named(here)}: {best}"
     plain = f"{here[0].labels['model']}, ancestral"
     for mean, other in (pair for pair in ranked[1:] if _named(pair[1]) == plain):
-        clear = _clear(_gap(_values(here, measure), _values(other, measure)))
-        found += f" (ancestral: {mean}{'' if clear else '; seeds do not tell them apart'})"
+        told = clear(_gap(_values(here, measure), _values(other, measure)))
+        found += f" (ancestral: {mean}{'' if told else '; seeds do not tell them apart'})"
     return f"{found}."
 
 
@@ -396,6 +392,6 @@ def _verdict(written: Sequence[Outcome], measure: str, trained: Sequence[Outcome
     if gap is None or ratio is None or bound is None:
         return ""
     said = f"ADLM writes {'better' if gap.value > 0 else 'worse'} texts than MDLM"
-    said = said if _clear(gap) else "no difference of ADLM and MDLM shows in texts"
+    said = said if clear(gap) else "no difference of ADLM and MDLM shows in texts"
     found = f"{_CALLED[measure]} {gap} more, {ratio} times the perplexity; bounds differ by {bound} nats a token"
     return f"At equal cost {said}: {found}."

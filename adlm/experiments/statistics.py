@@ -23,6 +23,16 @@ def paired(values: Sequence[float], others: Sequence[float]) -> Interval:
     return over_runs([a - b for a, b in zip(values, others, strict=True)])
 
 
+def clear(difference: Interval | None) -> bool:
+    """Whether several runs leave 0 out of its interval."""
+    return difference is not None and difference.runs > 1 and (difference.low > 0 or difference.high < 0)
+
+
+def said_of(seeds: int) -> str:
+    """What ± is, for the note of a table."""
+    return f"± is a 95 % interval over {seeds} seeds (Student's t)" if seeds > 1 else "One seed, and so no intervals"
+
+
 def exponential(nats: Interval) -> Interval:
     """A perplexity from nats a token; the interval's ends go with it."""
     value, low, high = (math.exp(min(x, 700.0)) for x in (nats.value, nats.low, nats.high))
