@@ -1,46 +1,72 @@
-"""Makes docs/unmasking.svg, a moving picture of a model writing: each token appears when it was revealed.
+"""Makes docs/unmasking.svg, a moving picture of a model writing: a token is grey as soon as the anchor stage expects it
+and coloured once it is written.
 
-python docs/picture.py [MODEL FOLDER] [--seed N]
+python docs/picture.py [MODEL] [--seed N]
 """
 
 import argparse
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 import adlm
-from adlm.samplers import StepView
+from adlm.report.recording import record
+from adlm.report.sections import Player
 
 COLUMNS, CHARACTER, LINE, MARGIN = 64, 8.4, 30, 24
-SECONDS, PAUSE = 6.0, 3.0
+SECONDS, PAUSE = 9.0, 3.0
 # From early to late; readable on light and dark.
 EARLY, LATE = (217, 119, 6), (37, 99, 235)
+END = "·"
+
+
+class Word(NamedTuple):
+    """A token, and the shares of the run after which it is expected for good and written."""
+
+    text: str
+    expected: float
+    written: float
+
+
+def words_of(player: Player) -> list[Word]:
+    expected, written, text = dict[int, int](), dict[int, int](), dict[int, str]()
+    for frame in player.frames:
+        text.update((place, token) for place, token in frame.tokens if token is not None)
+    for number, frame in enumerate(player.frames):
+        written.update((place, number) for place, token in frame.tokens if token is not None)
+        for place, ranking, _ in frame.guesses:
+            if ranking and ranking[0][0] == text[place]:
+                expected.setdefault(place, number)
+            else:
+                expected.pop(place, None)  # it changed its mind
+    last = len(player.frames) - 1
+    places = range(next((place for place in sorted(text) if text[place] == END), len(text)))
+    return [Word(text[i], min(expected.get(i, last), written[i]) / last, written[i] / last) for i in places]
 
 
 def colour(share: float) -> str:
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(EARLY, LATE, strict=True))
 
 
-def svg(words: list[str], shares: list[float]) -> str:
-    """Words with the share of the run after which each appears."""
+def svg(words: list[Word]) -> str:
     x, y, body, total = 0.0, 1, [], SECONDS + PAUSE
-    for word, share in zip(words, shares, strict=True):
-        if x and x + len(word) > COLUMNS:
-            x, y = 0.0, y + 1
-            word = word.lstrip()
-        width, left, top = len(word) * CHARACTER, MARGIN + x * CHARACTER, MARGIN + y * LINE
-        at = max(0.001, share * SECONDS / total)
+    for word in words:
+        text = word.text
+        if x and x + len(text) > COLUMNS:
+            x, y, text = 0.0, y + 1, text.lstrip()
+        width, left, top = len(text) * CHARACTER, MARGIN + x * CHARACTER, MARGIN + y * LINE
+        expected, written = (max(0.001, share * SECONDS / total) for share in (word.expected, word.written))
         body.append(
             f'<rect x="{left + 1:.1f}" y="{top - 17}" width="{max(4.0, width - 2):.1f}" height="22" rx="4" '
-            f'fill="#94a3b8" opacity=".35"><animate attributeName="opacity" values=".35;.35;0;0" '
-            f'keyTimes="0;{at:.3f};{min(1, at + 0.01):.3f};1" dur="{total}s" repeatCount="indefinite"/></rect>'
-            f'<text x="{left:.1f}" y="{top}" fill="{colour(share)}" xml:space="preserve">{escape(word)}'
-            f'<animate attributeName="opacity" values="0;0;1;1" keyTimes="0;{at:.3f};{min(1, at + 0.02):.3f};1" '
-            f'dur="{total}s" repeatCount="indefinite"/></text>'
+            f'fill="#94a3b8" opacity=".3">{_animated("opacity", ".3", "0", written, total)}</rect>'
+            f'<text x="{left:.1f}" y="{top}" fill="#94a3b8" opacity="0" xml:space="preserve">{escape(text)}'
+            f"{_animated('opacity', '0', '1', expected, total)}"
+            f"{_animated('fill', '#94a3b8', colour(word.written), written, total)}</text>"
         )
-        x += len(word)
+        x += len(text)
     width, height = 2 * MARGIN + COLUMNS * CHARACTER, 2 * MARGIN + (y + 1) * LINE
     legend = (
-        f'<text x="{MARGIN}" y="{height - 14}" font-size="12" fill="#64748b">revealed '
+        f'<text x="{MARGIN}" y="{height - 14}" font-size="12" fill="#94a3b8">expected by the anchor stage; written '
         f'<tspan fill="{colour(0)}">early</tspan> to <tspan fill="{colour(1)}">late</tspan></text>'
     )
     return (
@@ -50,26 +76,28 @@ def svg(words: list[str], shares: list[float]) -> str:
     )
 
 
+def _animated(what: str, before: str, after: str, at: float, total: float) -> str:
+    times = f"0;{at:.3f};{min(1, at + 0.012):.3f};1"
+    return (
+        f'<animate attributeName="{what}" values="{before};{before};{after};{after}" keyTimes="{times}" dur="{total}s" '
+        'repeatCount="indefinite"/>'
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="runs/demo/adlm")
+    parser.add_argument("model", nargs="?", default="box")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     model = adlm.load(options.model)
-    revealed: dict[int, float] = {}
-    last: list[int] = []
-
-    def watch(view: StepView) -> None:
-        for place in view.fresh[0].nonzero()[:, 0].tolist():
-            revealed[place] = view.step / view.tokens.shape[1]
-        last[:] = view.tokens[0].tolist()
-
-    (text,) = model.generate(seed=options.seed, sampler="confidence", tokens_per_step=1, watch=watch)
-    end = model.tokenizer.roles.eos_id
-    places = range(last.index(end) if end in last else len(last))
+    length = model.config.rows.length
+    player = record(
+        model, title="", sampler="ancestral", seed=options.seed, frames=65, steps=64, block_size=length, top_p=0.8
+    )
+    words = words_of(player)
     out = Path(__file__).with_name("unmasking.svg")
-    out.write_text(svg([model.tokenizer.token(last[i]) for i in places], [revealed[i] for i in places]))
-    print(text, f"-> {out}", sep="\n")
+    out.write_text(svg(words), encoding="utf-8")
+    print("".join(word.text for word in words), f"-> {out}", sep="\n")
 
 
 if __name__ == "__main__":
