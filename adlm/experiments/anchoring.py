@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from adlm.experiments import settings
 from adlm.experiments.samples import Record, texts_of
-from adlm.experiments.statistics import exponential, over_runs, paired, said_of
+from adlm.experiments.statistics import clear, exponential, over_runs, paired, said_of
 from adlm.experiments.study import Outcome, Step, Study
 from adlm.experiments.tables import curves, nats_of, of
 from adlm.experiments.training import Train
 from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.two_stage import TwoStageConfig
-from adlm.report.sections import Cell, Report, Section, Table
+from adlm.report.sections import Cell, Interval, Report, Section, Table
 from adlm.train.run import Run
 
 
@@ -117,7 +117,24 @@ class Anchoring(Study):
                 title = f"Anchors left to right, on {corpus}"
                 sections.append(_table(title, corpus, here, [each for each in LEFT_TO_RIGHT if each in known], ("AR",)))
             sections.append(curves(corpus, [each for each in here if each.labels["model"] in DRAWN]))
-        return Report("Does anchoring help?", self.question, [*sections, *texts_of(outcomes)])
+        lead = " ".join(filter(None, (self.question, _found(outcomes))))
+        return Report("Does anchoring help?", lead, [*sections, *texts_of(outcomes)])
+
+
+def _found(outcomes: Sequence[Outcome]) -> str:
+    """How ADLM stands to the MDLM of equal cost on every corpus that has both, and on how many surely so."""
+    gaps: dict[str, Interval] = {}
+    for corpus in dict.fromkeys(outcome.labels.get("corpus") for outcome in outcomes):
+        nats = {arm: nats_of(of(outcomes, corpus=corpus, model=arm)) for arm in ("ADLM", AGAINST[0])}
+        shared = _shared(nats, *nats)
+        if corpus and shared:
+            gaps[corpus] = paired(*([nats[arm][seed] for seed in shared] for arm in nats))
+    if not gaps:
+        return ""
+    each = ", ".join(f"{gap} on {corpus}" for corpus, gap in gaps.items())
+    better, worse = (sum(clear(gap) and gap.value * sign > 0 for gap in gaps.values()) for sign in (-1, 1))
+    told = f"surely lower on {better or 'none'}, surely higher on {worse or 'none'} of {len(gaps)}"
+    return f"At equal cost, ADLM's bound less MDLM's is {each} (nats a token): {told}."
 
 
 def _table(title: str, corpus: str, outcomes: Sequence[Outcome], arms: Sequence[str], against: Sequence[str]) -> Table:

@@ -93,14 +93,36 @@ def test_the_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     assert carry_out(study, tmp_path) == found
 
 
-def test_the_gap_to_ar_is_counted_by_seed():
+def outcomes_of(nats):
+    """Runs that ended with these nats, by model and seed."""
+
     def outcome(model, seed, nats):
         score = {"nats_a_token": {"mean": nats, "error": 0.1, "draws": 0 if model == "AR" else 8}}
         result = {"scores": {"x": score}, "parameters": 1, "work": 1, "curve": [[1, nats, 0.1]]}
         return Outcome(model, {"corpus": "x", "model": model, "seed": seed}, result)
 
-    nats = {"AR": (1.0, 2.0), "MDLM, same cost": (3.0, 4.0), "ADLM": (2.0, 3.5)}
-    found = [outcome(model, seed, value) for model, values in nats.items() for seed, value in enumerate(values)]
+    return [outcome(model, seed, value) for model, values in nats.items() for seed, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        ((2.0, 3.5, 2.5), "surely lower on none, surely higher on none of 1"),
+        ((2.5, 3.51, 2.49), "surely lower on 1, surely higher on none of 1"),
+        ((3.5, 4.51, 3.49), "surely lower on none, surely higher on 1 of 1"),
+    ],
+)
+def test_the_lead_says_only_what_seeds_tell(ours, said):
+    report = Anchoring().report(outcomes_of({"MDLM, same cost": (3.0, 4.0, 3.0), "ADLM": ours}))
+    assert said in report.lead
+
+
+def test_without_the_twin_the_lead_is_the_question():
+    assert Anchoring().report(outcomes_of({"ADLM": (2.0,)})).lead == Anchoring.question
+
+
+def test_the_gap_to_ar_is_counted_by_seed():
+    found = outcomes_of({"AR": (1.0, 2.0), "MDLM, same cost": (3.0, 4.0), "ADLM": (2.0, 3.5)})
     table = next(section for section in Anchoring().report(found).sections if isinstance(section, Table))
     closed = {row[0]: row[6] for row in table.rows}
     assert closed["ADLM"].value == pytest.approx(37.5)  # the mean of 50 and 25 %
