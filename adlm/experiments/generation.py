@@ -24,7 +24,7 @@ from adlm.evaluate.judge import Judge, judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
 from adlm.evaluate.stories import sample_figures
 from adlm.experiments import settings
-from adlm.experiments.statistics import clear, exponential, over_runs, paired
+from adlm.experiments.statistics import clear, exponential, over_runs, paired, said_of
 from adlm.experiments.study import Outcome, Place, Step, Study, Work
 from adlm.experiments.tables import nats_of, of
 from adlm.experiments.training import Train, held_out
@@ -284,9 +284,8 @@ def _table(written: Sequence[Outcome], real: Sequence[Outcome], steps: int) -> T
         here = of(written, model=model, sampler=sampler)
         if here := of(here, steps=steps) or of(here, steps=None):
             rows.append([model, sampler, *(_figure(here, each) for each in ("calls", "tokens_a_second", *measures))])
-    note = (
-        "± is a 95 % interval over seeds; speeds are of this machine as it was. A call of AR is one token, else a row."
-    )
+    said = said_of(len(_labels(written, "seed")))
+    note = f"{said}; speeds are of this machine as it was. A call of AR is one token, else a row."
     columns = ("model", "sampler", "calls a text", "tokens a second", *(_CALLED[each] for each in measures))
     return Table(f"Samplers at {steps} steps", note, columns, rows)
 
@@ -331,7 +330,9 @@ def _equal_cost(written: Sequence[Outcome], budgets: Sequence[int]) -> Table:
     rows: list[list[Cell]] = []
     for budget in budgets:
         best = (_ranked(written, measure, budget)[:1] for measure in measures)
-        rows.append([budget, *(f"{_named(each[0][1])}: {each[0][0]}" if each else None for each in best)])
+        rows.append([
+            budget, *(f"{_named(each[0][1])}: {each[0][0]}" if each and each[0][0].value else "none" for each in best)
+        ])  # fmt: skip
     note = "All but AR, at the most calls within the limit. The best of many is flattered; likely text may be dull."
     columns = ("calls a text, at most", *(f"by {_CALLED[measure]}" for measure in measures))
     return Table("Best at equal cost", note, columns, rows)
