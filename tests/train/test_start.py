@@ -1,9 +1,11 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from adlm.configs import from_json, to_json
+from adlm import recipe
+from adlm.configs import from_json, to_json, with_changes
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
 from adlm.errors import ModelError
@@ -168,3 +170,11 @@ def test_the_tokenizer_must_be_the_models(tmp_path):
 @pytest.mark.parametrize("start", [Fresh(), Finetune("owner/name"), AnchorFrom("runs/mdlm")], ids=repr)
 def test_starts_can_be_stored(start):
     assert from_json(Start, to_json(start)) == start
+
+
+def test_a_recipe_of_one_stage_becomes_the_first_of_two_as_the_guide_says(tmp_path):
+    """The pair of commands in docs/training.md: the second finds its anchor stage in what the first trains."""
+    change = "network.stack.reread=0"
+    assert change in Path("docs/training.md").read_text(encoding="utf-8")
+    _, folder = saved(tmp_path, with_changes(recipe("wikitext2-mdlm"), [change]).network)
+    AnchorFrom(folder).apply(recipe("wikitext2-adlm").network.build(VOCABULARY), TOKENIZER)
