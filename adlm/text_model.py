@@ -30,7 +30,7 @@ from adlm.samplers.sampler import Sampler
 from adlm.types import Batch, Estimate
 
 _REPEATS = 8
-_ROWS = 64  # that a sampler has in hand at a time
+ROWS = 64  # that a sampler has in hand at a time
 
 
 class Score(NamedTuple):
@@ -248,14 +248,16 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         ids, counts = self._row(self._fitting(self.tokenizer.encode(text).tolist(), "score"))
         repeats = 1 if network.causal else max(2, min(_REPEATS, _positive("draws", draws)))
         rows = torch.arange(repeats)
+        if not ids:
+            raise ConfigError("asked to score a text", "it has no tokens, and rows have no ends", "give a longer one")
         tokens, valid = torch.tensor([ids] * repeats), torch.tensor([counts] * repeats)
         fixed = None if span is None else ~self._tokens_of(span, text, len(ids)).expand_as(tokens)
-        batch = Batch(tokens, valid, rows, rows, fixed)
+        batch = Batch(tokens, valid, rows, rows, fixed).to(next(network.parameters()).device)
         strata = max(1, draws // repeats)
-        costs = position_nats(network, batch, draws=strata, noise=Noise(seed).fork("score"))
+        costs = position_nats(network, batch, draws=strata, noise=Noise(seed).fork("score")).cpu()
         nats = costs.double().sum(-1)
         estimate = Estimate(nats.item(), 0.0, 0) if network.causal else mean_of(nats, repeats * strata)
-        scored = batch.scored[0]
+        scored = batch.scored[0].cpu()
         surprise = costs.double().mean(0)[scored]
         names = tuple(self.tokenizer.token(i) for i in tokens[0, scored].tolist())
         return Score(estimate, names, tuple(surprise.tolist()))
@@ -384,10 +386,10 @@ def _first_number(gap: _Gap) -> int:
 
 
 def _parts(canvas: Canvas) -> Iterator[Canvas]:
-    """In parts of `_ROWS` rows, in order."""
-    for start in range(0, len(canvas.rows), _ROWS):
-        rows = slice(start, start + _ROWS)
-        held = [replace(each, row=each.row - start) for each in canvas.constraints if start <= each.row < start + _ROWS]
+    """In parts of `ROWS` rows, in order."""
+    for start in range(0, len(canvas.rows), ROWS):
+        rows = slice(start, start + ROWS)
+        held = [replace(each, row=each.row - start) for each in canvas.constraints if start <= each.row < start + ROWS]
         yield Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.rows[rows], tuple(held))
 
 

@@ -69,7 +69,7 @@ def test_a_text_is_the_same_alone_among_others_and_in_parts(model, monkeypatch):
         assert [text for prompt in prompts for text in model.generate(prompt, n=2, seed=4, **options)] == together
         assert model.generate(prompts[1], seed=4, **options) == together[2:3]
         with monkeypatch.context() as patch:
-            patch.setattr(text_model, "_ROWS", 3)
+            patch.setattr(text_model, "ROWS", 3)
             assert model.generate(prompts, n=2, seed=4, **options) == together
 
 

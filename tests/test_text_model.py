@@ -64,6 +64,16 @@ def test_a_score_is_exact_or_carries_its_error(model):
         assert abs(other.mean - nats.mean) < 6 * (nats.error + other.error)
 
 
+def test_a_text_without_a_token_has_no_score():
+    config = ModelConfig(
+        OneStageConfig(StackConfig(width=16, heads=2, layers=1)),
+        Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id),
+        Wrapped(12, separated=False),
+    )
+    with pytest.raises(ConfigError, match="no tokens"):
+        TextModel(config.build().eval(), config, TOKENIZER).score("")
+
+
 def test_the_surprise_of_the_tokens_adds_up_to_the_score(model):
     score = model.score("the cat sat on the mat.")
     assert sum(score.surprise) == pytest.approx(score.nats.mean, rel=1e-5)

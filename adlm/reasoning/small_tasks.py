@@ -90,8 +90,8 @@ class LetterGraph(Generated):
             raise ConfigError("asked for the task graph", found, fix)
 
     def answer_of(self, text: str) -> str | None:
-        """The last letter that stands by itself or at an edge."""
-        letters = _LETTER.findall(text)
+        """The last letter that stands by itself or at an edge, after the mark of answers where there is one."""
+        letters = _LETTER.findall(text.rpartition("####")[2])
         return letters[-1] if letters else None
 
     def draw(self, dice: Random) -> Problem:

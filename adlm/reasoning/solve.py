@@ -30,6 +30,8 @@ def solve(
     """The problems as rows, and what became of each."""
     name = f"{config.task.name} {name}"
     if isinstance(config, Diffused):
+        if limit is not None:
+            raise ConfigError("asked for --limit", "a diffusion model has its places from training", "leave it out")
         table = config.rows_of(problems, name, tokenizer, cut=True)
         sampler = surest() if plain else None
         found = denoise(network, table, tokenizer, sampler=sampler, seed=seed, batch=batch, watch=watch)

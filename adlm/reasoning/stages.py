@@ -188,6 +188,8 @@ def diffusion_stage(curriculum: Curriculum, out: Path, objective: Objective) -> 
     if not isinstance(method, Anchored | Chain):
         found = "a diffusion model writes anchors and steps, or steps alone"
         raise ConfigError(f"asked for {method.name} with a diffusion model", found, "use the method anchored or chain")
+    if curriculum.longest:
+        raise ConfigError("asked for --longest with a diffusion model", "it has room for all problems", "leave it out")
     tokenizer = tokenizer_of(task, curriculum.tokenizer, curriculum.problems)
     longest = replace(curriculum.data(0), method=Chain()).table("train", tokenizer, curriculum.problems)
     data = Diffused(

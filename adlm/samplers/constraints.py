@@ -42,7 +42,7 @@ class Language(ABC):
         """[V]: what may be written at a place of a hole that holds these tokens; its own does not count."""
 
     @abstractmethod
-    def among(self, lengths: range) -> tuple[int, ...]:
+    def among(self, lengths: range) -> Sequence[int]:
         """Those of these token counts that can be right."""
 
 
@@ -57,8 +57,8 @@ class Text(Language):
     def allowed(self, hole: Sequence[int], place: int) -> Bools:
         return self.later if place else self.first
 
-    def among(self, lengths: range) -> tuple[int, ...]:
-        return tuple(lengths) if self.first.any() and self.later.any() else ()
+    def among(self, lengths: range) -> Sequence[int]:
+        return lengths if self.first.any() and self.later.any() else ()
 
 
 class Automaton(Language):

@@ -35,7 +35,7 @@ class Template:
 
     parts: tuple[tuple[int, ...], ...]
     languages: tuple[Language, ...]
-    lengths: tuple[tuple[int, ...], ...]
+    lengths: tuple[Sequence[int], ...]
 
     @classmethod
     def read(cls, text: str, tokenizer: Tokenizer, constraints: Sequence[Wording | None] | None = None) -> "Template":
@@ -46,7 +46,7 @@ class Template:
         wordings = _one_each(constraints, holes)
         parts: list[tuple[int, ...]] = []
         languages: list[Language] = []
-        lengths: list[tuple[int, ...]] = []
+        lengths: list[Sequence[int]] = []
         for left, hole, wording in zip(texts, holes, wordings, strict=False):
             spot = _spot(tokenizer, left, first_hole=not parts)
             language = any_text(spot._replace(left="")) if wording is None else wording.language(spot)
@@ -58,12 +58,11 @@ class Template:
 
     def combinations(self) -> list[tuple[int, ...]]:
         """Every way to give each hole a length."""
-        count = math.prod(map(len, self.lengths))
-        if count > MOST_COMBINATIONS:
+        if math.prod(map(len, self.lengths)) > MOST_COMBINATIONS:
             raise ConfigError(
                 f"asked to choose the lengths of {len(self.lengths)} holes",
-                f"{count} combinations, of which each is scored",
-                f"narrow the ranges to {MOST_COMBINATIONS} at most, or fill the holes one after another",
+                f"more than {MOST_COMBINATIONS} combinations, of which each is scored",
+                "narrow the ranges, or fill the holes one after another",
             )
         return list(product(*self.lengths))
 
@@ -141,7 +140,7 @@ def _one_each(constraints: Sequence[Wording | None] | None, holes: Sequence[Hole
     return constraints
 
 
-def _lengths(hole: Hole, language: Language, wording: Wording | None) -> tuple[int, ...]:
+def _lengths(hole: Hole, language: Language, wording: Wording | None) -> Sequence[int]:
     """The token counts with which a hole can be filled. Where none was written, a choice has those of its options."""
     possible = language.among(range(hole.least, hole.most + 1))
     if language.lengths and not hole.said:

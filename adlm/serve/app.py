@@ -14,18 +14,20 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from adlm import __version__
+from adlm.samplers.board import Board
 from adlm.serve.answers import ERRORS, Completed, Filled, Health, ModelList, SamplerEntry, Scored
 from adlm.serve.batcher import Ticket
 from adlm.serve.completions import Completion, answer, piece, usage
 from adlm.serve.engine import Engine, Job
 from adlm.serve.events import Appearance
 from adlm.serve.guard import Guard
-from adlm.serve.limits import Refused
+from adlm.serve.limits import Refused, check_given
 from adlm.serve.metrics import Metrics
 from adlm.serve.pages import Page, pages
 from adlm.serve.requests import CompletionRequest, GenerateRequest, InfillRequest, Name, Sampling, ScoreRequest
 from adlm.serve.samplers import samplers_of
 from adlm.serve.streaming import Events, Stream, begun, line, refusal, results
+from adlm.serve.watched import shown
 from adlm.text_model import Score, TextModel
 
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "events"}}
@@ -136,7 +138,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
                     raise
                 yield line({"type": "error", **error.body()})
 
-        return Events(stream, await begun(lines(), stream))
+        return Events(stream, await begun(lines(), stream), limits.seconds)
 
     @app.post("/v1/completions", response_model=Completed, responses=_WHOLE_OR_STREAM)
     async def completions(request: Request, ask: CompletionRequest) -> Any:
@@ -147,21 +149,25 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         name = engine.named(ask.model)
         head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
         head["model"] = name
-        seed = secrets.randbits(63) if ask.seed is None else ask.seed
         if not ask.stream:
-            parts = [Completion(ask, prompt, seed, limits) for prompt in ask.prompts]
+            parts = [Completion(ask, prompt, _seed(ask), limits) for prompt in ask.prompts]
             found = await results(request, engine.submit(name, parts))
             return answer(ask, list(zip(parts, found, strict=True)), head)
         stream = Stream()
-        return Events(stream, await begun(_streamed(request, engine, ask, seed, head, stream), stream))
+        return Events(stream, await begun(_streamed(request, engine, ask, head, stream), stream), limits.seconds)
 
     @app.post("/v1/infill")
     async def infill(request: Request, ask: InfillRequest) -> Filled:
         """Texts with the holes filled."""
         _check(engine, ask, ask.n, None)
 
+        def few_enough(board: Board) -> None:
+            limits.check("tokens", int(board.open[0].sum()), param="text")
+
         def work(model: TextModel, _: Ticket) -> list[str]:
-            return model.infill(ask.text, n=ask.n, seed=ask.seed, sampler=ask.sampler, **ask.options)
+            check_given(model, limits, ask.text)
+            sampler = shown(model.sampler(ask.sampler, **ask.options), few_enough)
+            return model.infill(ask.text, n=ask.n, seed=ask.seed, sampler=sampler)
 
         (texts,) = await results(request, engine.submit(engine.named(ask.model), [work]))
         return {"texts": texts}
@@ -180,8 +186,13 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
                 "surprise": surprise}  # fmt: skip
 
 
+def _seed(ask: CompletionRequest) -> int:
+    """Of each prompt its own where none was given: the same prompt twice is asked for two texts."""
+    return secrets.randbits(63) if ask.seed is None else ask.seed
+
+
 async def _streamed(
-    request: Request, engine: Engine, ask: CompletionRequest, seed: int, head: dict[str, Any], stream: Stream
+    request: Request, engine: Engine, ask: CompletionRequest, head: dict[str, Any], stream: Stream
 ) -> AsyncIterator[str]:
     n = ask.n or 1
 
@@ -190,7 +201,7 @@ async def _streamed(
             if text:
                 stream.tell(piece(head, i * n + k, text))
 
-        return Completion(ask, prompt, seed, engine.limits, tell)
+        return Completion(ask, prompt, _seed(ask), engine.limits, tell)
 
     parts = [part(i, prompt) for i, prompt in enumerate(ask.prompts)]
     stream.follow(engine.submit(head["model"], parts))

@@ -7,11 +7,12 @@ before its end, and then all comes at once.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from adlm.samplers.board import SLICE, Board, StepView
 from adlm.serve.batcher import Ticket
-from adlm.serve.limits import Limits, most_tokens
+from adlm.serve.limits import Limits, check_given, most_tokens
 from adlm.serve.requests import CompletionRequest
 from adlm.serve.watched import shown, takes_back
 from adlm.text_model import TextModel
@@ -39,12 +40,14 @@ class Completion:
         self.ask, self.prompt, self.seed, self.limits, self.tell = ask, prompt, seed, limits, tell
         self.prompt_tokens = 0
         self._sent = [""] * (ask.n or 1)
-        self._draws: list[tuple[Tensor, Tensor]] = []
+        self._features: Tensor | None = None  # [B, L, D], what the last draw at each place was made from
+        self._known: Tensor
         self._said: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
 
     def __call__(self, model: TextModel, ticket: Ticket) -> list[Choice]:
         ask = self.ask
         self.model = model
+        check_given(model, self.limits, self.prompt, ask.suffix or "")
         self.given = model.tokenizer.encode(self.prompt).tolist()
         self.prompt_tokens = len(self.given)
         sampler = model.sampler(ask.sampler, **ask.options)
@@ -96,40 +99,42 @@ class Completion:
 
     def _pass_on(self, view: StepView) -> None:
         assert self.tell is not None
+        if not view.fresh.any():
+            return  # the prompt is being read
         held = max(map(len, self.ask.stops), default=1) - 1  # a word to stop at may have begun
         for row, sent in enumerate(self._sent):
             text, stopped = self._cut(self._text(self._written(row)[0]))
             if not stopped:
-                text = text[: len(text) - held].rstrip("\ufffd")  # half a character
+                text = text[: max(0, len(text) - held)].rstrip("\ufffd")  # half a character
             if text.startswith(sent) and text != sent:
                 self.tell(row, text[len(sent) :])
                 self._sent[row] = text
 
     def _drawn(self, final: Tensor, where: Tensor) -> None:
-        self._draws.append((final, where))
+        """Kept for each place until it is written: some samplers do that steps later."""
+        if self._features is None or self._features.shape[:2] != where.shape:
+            self._features = final.new_zeros(*where.shape, final.shape[-1])
+            self._known = torch.zeros_like(where)
+        self._features[where], self._known[where] = final, True
 
     def _look_up(self, view: StepView) -> None:
         """How likely the model found what this step has written, before any filter."""
+        if self._features is None:
+            return
         tokenizer, network = self.model.tokenizer, self.model.network
-        for final, where in self._draws:
-            chosen = view.fresh[where]
-            rows, places = (where & view.fresh).nonzero(as_tuple=True)
-            at = 0
-            for part in final[chosen].split(max(1, SLICE // network.vocabulary.size)):
-                logs = network.logits(part).log_softmax(-1)
-                here = slice(at, at + len(part))
-                at += len(part)
-                own = logs.gather(-1, view.tokens[rows[here], places[here]][:, None])[:, 0].tolist()
-                top = logs.topk(min(self.ask.logprobs or 0, logs.shape[-1] - 1))
-                for row, place, value, best, ids in zip(
-                    rows[here].tolist(), places[here].tolist(), own, top.values.tolist(), top.indices.tolist(),
-                    strict=True,
-                ):  # fmt: skip
-                    names: dict[str, float] = {}
-                    for i, log in zip(ids, best, strict=True):
-                        names.setdefault(tokenizer.token(i), round(log, 6))  # parts of characters may look the same
-                    self._said[row, place] = round(value, 6), names
-        self._draws.clear()
+        size = max(1, SLICE // network.vocabulary.size)
+        all_rows, all_places = (view.fresh & self._known).nonzero(as_tuple=True)
+        for rows, places in zip(all_rows.split(size), all_places.split(size), strict=True):
+            logs = network.logits(self._features[rows, places]).log_softmax(-1)
+            own = logs.gather(-1, view.tokens[rows, places][:, None])[:, 0].tolist()
+            top = logs.topk(min(self.ask.logprobs or 0, logs.shape[-1] - 1))
+            for row, place, value, best, ids in zip(
+                rows.tolist(), places.tolist(), own, top.values.tolist(), top.indices.tolist(), strict=True
+            ):
+                names: dict[str, float] = {}
+                for i, log in zip(ids, best, strict=True):
+                    names.setdefault(tokenizer.token(i), round(log, 6))  # parts of characters may look the same
+                self._said[row, place] = round(value, 6), names
 
     def _logprobs(self, row: int, ids: Sequence[int], most: int | None) -> dict[str, Any]:
         places = self.open[row].nonzero()[:, 0].tolist()[: len(ids)]

@@ -26,9 +26,9 @@ class Job(Generic[T]):
     ticket: Ticket
 
     def cancel(self) -> None:
-        """It stops before its next pass through the network."""
+        """It stops before its next pass through the network. Where it waits, it keeps its place until its turn comes:
+        what it asks for is in memory as long."""
         self.ticket.cancelled = True
-        self.future.cancel()
 
 
 class Engine:

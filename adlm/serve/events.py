@@ -16,7 +16,7 @@ from adlm.samplers.board import SLICE, Board, StepView
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.sampler import Sampler
 from adlm.serve.batcher import Ticket
-from adlm.serve.limits import Limits, most_tokens
+from adlm.serve.limits import Limits, check_given, most_tokens
 from adlm.serve.requests import GenerateRequest
 from adlm.serve.watched import shown
 from adlm.text_model import TextModel
@@ -38,6 +38,7 @@ class Appearance:
         roles = model.tokenizer.roles
         self.special = frozenset({roles.eos_id, roles.bos_id, roles.pad_id})
         self.guesses = _Guesses(model, ask.guesses, self.text) if ask.guesses else None
+        check_given(model, self.limits, ask.prompt, ask.suffix, ask.text or "")
         named = model.sampler(ask.sampler, **ask.options)
         self.steps = getattr(named, "steps", None)
         sampler = shown(named, self._begin)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from adlm.errors import ConfigError
-from adlm.text_model import TextModel
+from adlm.text_model import ROWS, TextModel
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Limits:
             value, least = getattr(self, each.name), 0 if each.name in ("waiting", "guesses") else 1
             if value < least:
                 raise ConfigError(f"asked for a limit of {value} {each.name}", "too little", f"give {least} or more")
+        if self.n > ROWS:
+            raise ConfigError(f"asked for a limit of {self.n} n", f"texts are written {ROWS} at once", "give no more")
 
     def check(self, name: str, value: int | None, *, param: str | None = None) -> None:
         """Refuse more than the limit of this name."""
@@ -63,6 +65,14 @@ class Refused(Exception):
     def headers(self) -> dict[str, str]:
         challenge = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         return challenge | ({} if self.retry is None else {"Retry-After": str(self.retry)})
+
+
+def check_given(model: TextModel, limits: Limits, *texts: str) -> None:
+    """Refuse more tokens to read than rows hold or may be written: left to right there is no other end to them."""
+    given, most = sum(len(model.tokenizer.encode(text)) for text in texts), max(model.config.rows.length, limits.tokens)
+    if given > most:
+        message = f"the prompt has {given} tokens; this server reads {most}"
+        raise Refused(400, message, param="prompt", code="limit_exceeded")
 
 
 def most_tokens(model: TextModel, limits: Limits, prompt: str, suffix: str) -> int | None:

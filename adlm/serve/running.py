@@ -48,8 +48,9 @@ class Service:
         asked = f"asked to serve on {self.host}"
         if self.host not in LOOPBACK and not self.key:
             raise ConfigError(asked, "others can reach it, and there is no key", "give --key, or set ADLM_KEY")
-        if self.host not in LOOPBACK and self.studio:
-            raise ConfigError(asked, "a browser does not send the key for a page", "serve the page on 127.0.0.1")
+        if self.studio and (self.key or self.host not in LOOPBACK):
+            fix = "serve the page on 127.0.0.1, without a key"
+            raise ConfigError(asked, "a browser does not send the key for a page", fix)
         if self.workers < 1:
             raise ConfigError(f"asked for {self.workers} workers", "fewer than 1", "give 1 or more")
 
@@ -145,6 +146,8 @@ class _Workers:
                     asked = f"asked for {self.service.workers} workers"
                     raise ModelError(asked, "they stop as soon as they start", "try --workers 1, which says why")
                 self.processes[number] = self._started(number)
+        self.listening.close()  # who comes now is refused, and does not wait for the last to be served
+        self._stop()  # those too that were about to start when the signal came
         for process in self.processes:
             process.join()
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from adlm.serve.limits import Refused
 
 T = TypeVar("T")
 _LOOK = 0.2  # seconds between two looks whether anyone is still there
+_UNREAD = 256  # events that are kept for a reader
+_SPARE = 30.0  # seconds for the last events, after a request's time is over
 _log = logging.getLogger("adlm.serve")
 
 
@@ -69,8 +72,15 @@ class Stream:
         self._queue: asyncio.Queue[dict[str, Any] | Job[Any]] = asyncio.Queue()
         self.jobs: Sequence[Job[Any]] = ()
 
-    def tell(self, event: dict[str, Any] | Job[Any]) -> None:
-        """From any thread."""
+    def tell(self, event: dict[str, Any]) -> None:
+        """From the thread of a job, which waits for a reader who is slow, as long as it may."""
+        while self._queue.qsize() >= _UNREAD:
+            for job in self.jobs:
+                job.ticket.check()
+            time.sleep(_LOOK / 10)
+        self._put(event)
+
+    def _put(self, event: dict[str, Any] | Job[Any]) -> None:
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
         except RuntimeError:  # the loop is closed: nobody listens
@@ -83,7 +93,7 @@ class Stream:
 
     def _end(self, job: Job[Any]) -> None:
         with suppress(Cancelled):
-            self.tell(job)
+            self._put(job)
 
     async def events(self, request: Request) -> AsyncIterator[dict[str, Any] | Job[Any]]:
         """Events, and each job when it has ended. An error of a job is raised, and ends them all."""
@@ -109,15 +119,21 @@ class Stream:
 
 
 class Events(StreamingResponse):
-    """Server-sent events; whatever ends the answer, its jobs end too."""
+    """Server-sent events; whatever ends the answer, its jobs end too.
 
-    def __init__(self, stream: Stream, content: AsyncIterator[str]) -> None:
+    Args:
+        seconds: that the jobs have.
+    """
+
+    def __init__(self, stream: Stream, content: AsyncIterator[str], seconds: float) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-        self.stream = stream
+        self.stream, self.seconds = stream, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await asyncio.wait_for(super().__call__(scope, receive, send), self.seconds + _SPARE)
+        except (asyncio.TimeoutError, TimeoutError):
+            _log.warning("a stream ended: nobody read it in time")
         finally:
             self.stream.give_up()
 

@@ -104,6 +104,8 @@ def test_answers_are_read_from_what_a_model_writes():
     task = LetterGraph()
     assert task.answer_of("a>c c>e e") == "e"
     assert task.answer_of("a>c c>e") == "e"
+    assert task.answer_of("a>c c>e\n#### e") == "e"
+    assert task.answer_of("a>c c>e\n#### ") is None  # steps are no answer once one was begun
     assert task.answer_of("The end") is None
     problem = task.problem("test", 0)
     assert task.agrees(task.answer_of(" ".join([*problem.steps, problem.answer])), problem)

@@ -137,6 +137,8 @@ def test_a_diffusion_model_has_one_run_as_long_as_all_stages_with_room_for_the_l
     assert diffusion_stage(replace(CURRICULUM, method=Chain()), tmp_path, Nelbo()).run.data.most == 0
     with pytest.raises(ConfigError, match="use the method anchored or chain"):
         diffusion_stage(replace(CURRICULUM, method=Coconut(1)), tmp_path, Nelbo())
+    with pytest.raises(ConfigError, match="--longest"):
+        diffusion_stage(replace(CURRICULUM, method=Chain(), longest=99), tmp_path, Nelbo())
 
 
 def test_kinds_by_name_are_fresh_and_see_what_their_kind_sees():

@@ -72,7 +72,7 @@ def test_wordpiece_spaces_are_those_of_the_decoded_text(tmp_path):
 
 def test_lengths_are_those_that_can_be_right():
     def lengths(text, *constraints, tokenizer=LETTERS):
-        return Template.read(text, tokenizer, constraints).lengths
+        return tuple(map(tuple, Template.read(text, tokenizer, constraints).lengths))
 
     assert lengths("a[MASK:2-4]", None) == ((2, 3, 4),)
     assert lengths("a[MASK:1-9][MASK]", Pattern("(ab|cde)+"), None) == ((2, 3, 4, 5, 6, 7, 8, 9), (1,))
@@ -101,5 +101,5 @@ def test_there_is_one_constraint_for_each_hole():
 
 def test_too_many_combinations_are_refused():
     assert len(Template.read("[MASK:1-8] a [MASK:2-9]", LETTERS).combinations()) == 64
-    with pytest.raises(ConfigError, match="72 combinations"):
+    with pytest.raises(ConfigError, match="more than 64 combinations"):
         Template.read("[MASK:1-8] a [MASK:2-10]", LETTERS).combinations()

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from fastapi.testclient import TestClient
 
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
@@ -121,6 +122,47 @@ def test_logprobs_belong_to_the_tokens_that_were_written(client):
         assert value == pytest.approx(max(top.values()), abs=1e-5)
 
 
+def test_a_stream_holds_back_a_word_to_stop_at_from_its_first_letter(client):
+    ask = {"prompt": "the", "seed": 2, "max_tokens": 12, "model": "ar"}
+    text = client.post("/v1/completions", json=ask).json()["choices"][0]["text"]
+    for length in range(1, 9):
+        found = events(client.post("/v1/completions", json={**ask, "stop": text[:length], "stream": True}).text)
+        assert "".join(each["choices"][0]["text"] for each in found) == ""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_same_prompt_twice_without_a_seed_is_two_texts(client, stream):
+    ask = {"prompt": ["the"] * 3, "max_tokens": 16, "stream": stream}
+    answer = client.post("/v1/completions", json=ask)
+    texts: dict[int, str] = {}
+    for event in events(answer.text) if stream else [answer.json()]:
+        for choice in event["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert len(set(texts.values())) == 3
+
+
+def test_logprobs_of_a_sampler_that_writes_later_than_it_draws(client):
+    ask = {"prompt": "the", "seed": 2, "max_tokens": 8, "logprobs": 2, "sampler": "analytic", "model": "mdlm"}
+    (choice,) = client.post("/v1/completions", json=ask).json()["choices"]
+    said = choice["logprobs"]
+    assert len(said["tokens"]) == len(said["token_logprobs"]) == len(said["top_logprobs"])
+    assert all(value < 0 for value in said["token_logprobs"])
+
+
+def test_holes_of_any_length_by_the_thousand_are_refused_at_once(client):
+    response = client.post("/v1/infill", json={"text": "[MASK:1-9999]" * 1100})
+    assert response.status_code == 400
+    assert "combinations" in error_of(response)["message"] or "tokens" in error_of(response)["message"]
+
+
+def test_holes_count_against_the_limit_of_tokens(models):
+    with TestClient(make_app(Engine(models, Limits(tokens=8))), base_url=HERE) as client:
+        assert client.post("/v1/infill", json={"text": "[MASK:8]"}).status_code == 200
+        response = client.post("/v1/infill", json={"text": "[MASK:9]"})
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "limit_exceeded"
+
+
 @pytest.mark.parametrize(
     ("route", "body", "param"),
     [
@@ -136,6 +178,8 @@ def test_logprobs_belong_to_the_tokens_that_were_written(client):
         ("completions", {"temperature": -1}, "temperature"),
         ("completions", {"logprobs": 2, "stream": True}, "logprobs"),
         ("completions", {"prompt": [1, 2, 3]}, "prompt"),
+        ("completions", {"prompt": "the " * 200, "max_tokens": 1, "model": "ar"}, "prompt"),
+        ("generate", {"prompt": "the " * 200, "max_tokens": 1, "model": "ar"}, "prompt"),
         ("generate", {"guesses": 6}, "guesses"),
         ("generate", {"canvas": [1], "prompt": "a"}, "canvas"),
         ("infill", {"text": "[MASK]", "n": 5}, "n"),

@@ -122,6 +122,25 @@ def test_a_cancelled_request_makes_no_further_pass(engine):
     assert engine.cancelled == 1
 
 
+def test_a_request_given_up_while_it_waits_keeps_its_place_until_its_turn(models):
+    engine, go_on = Engine(models, Limits(running=1, waiting=1)), threading.Event()
+    engine.start()
+    try:
+        (first,) = engine.submit("adlm", [lambda model, ticket: go_on.wait(10)])
+        (second,) = engine.submit("adlm", [lambda model, ticket: pytest.fail("it was given up")])
+        second.cancel()
+        with pytest.raises(Refused):
+            engine.submit("adlm", [lambda model, ticket: None])
+        go_on.set()
+        assert first.future.result(10)
+        with pytest.raises(Cancelled):
+            second.future.result(10)
+        engine.submit("adlm", [lambda model, ticket: None])[0].future.result(10)
+    finally:
+        go_on.set()
+        engine.close()
+
+
 def test_a_request_ends_at_its_time_limit(models):
     engine = Engine({"adlm": models["adlm"]}, Limits(seconds=1))
     engine.start()
