@@ -22,7 +22,7 @@ from adlm.data.tokenizer import Tokenizer, train_bpe
 from adlm.errors import AdlmError, ConfigError
 from adlm.evaluate.documents import packed_rows
 from adlm.experiments import settings
-from adlm.experiments.statistics import clear, over_runs, paired
+from adlm.experiments.statistics import clear, over_runs, paired, said_of
 from adlm.experiments.study import Outcome, Place, Step, Study, Work
 from adlm.experiments.tables import nats_of, of
 from adlm.experiments.training import Train, splits_of
@@ -247,10 +247,9 @@ def _matrix(found: _Bits, model: str) -> Table:
     rows: list[list[Cell]] = [
         [_called(home), *(found.mean(model, home, name) for name in found.names)] for home in found.names
     ]
-    note = (
-        "Bits a byte of held-out text, rows: trained on, columns: tested on. ± is a 95 % interval over seeds "
-        f"(Student's t){'' if model == 'AR' else '; ≤ marks a bound'}."
-    )
+    said = said_of(max((len(each) for each in found.each.values()), default=0))
+    bound = "" if model == "AR" else "; ≤ marks a bound"
+    note = f"Bits a byte of held-out text, rows: trained on, columns: tested on. {said}{bound}."
     columns = ("trained on", *(f"on {_called(name)}" for name in found.names))
     return Table(f"{model}, trained on one and tested on all", note, columns, rows, ("", *["low"] * len(found.names)))
 
@@ -294,7 +293,7 @@ def _chart(found: _Bits) -> Chart:
         y, low, high = ([getattr(gap, part) for _, gap, _ in points] for part in ("value", "low", "high"))
         labels = [] if away else [name for _, _, name in points]
         series.append(Series(called, [base for base, _, _ in points], y, low, high, labels, line=False))
-    note = "A point for each pair of domains, with its 95 % interval over seeds; below 0 anchoring helps."
+    note = "A point for each pair of domains, with its 95 % interval where there are several seeds; below 0 anchoring helps."
     axes = ("MDLM, bits a byte", "ADLM less MDLM, bits a byte")
     return Chart("Anchoring at home and away", note, *axes, series, levels=[("no difference", 0.0)])
 
