@@ -293,7 +293,7 @@ def _chart(found: _Bits) -> Chart:
         y, low, high = ([getattr(gap, part) for _, gap, _ in points] for part in ("value", "low", "high"))
         labels = [] if away else [name for _, _, name in points]
         series.append(Series(called, [base for base, _, _ in points], y, low, high, labels, line=False))
-    note = "A point for each pair of domains, with its 95 % interval where there are several seeds; below 0 anchoring helps."
+    note = "A point for each pair of domains, with its interval where seeds are several; below 0 anchoring helps."
     axes = ("MDLM, bits a byte", "ADLM less MDLM, bits a byte")
     return Chart("Anchoring at home and away", note, *axes, series, levels=[("no difference", 0.0)])
 
