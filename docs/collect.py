@@ -27,7 +27,7 @@ def main() -> None:
         report = study.report(read_results(folder / RESULTS))
         for outcome in record["outcomes"]:
             outcome["result"].pop("player", None)  # made again by whoever runs the study
-            if "texts" in outcome["result"]:
+            if isinstance(outcome["result"].get("texts"), list):
                 outcome["result"]["texts"] = outcome["result"]["texts"][:KEPT_TEXTS]
         text = json.dumps(record, indent=1) + "\n"
         if str(Path.home()) in text or str(Path.cwd()) in text:
