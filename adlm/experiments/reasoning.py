@@ -1,16 +1,19 @@
 """Does anchored chain of thought help? Every way to answer, on every task, with one model and one budget."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from adlm.errors import UnknownName
 from adlm.experiments.statistics import over_runs, paired
 from adlm.experiments.study import Outcome, Place, Step, Study, Work
 from adlm.experiments.tables import of
+from adlm.models.sizes import SIZES
+from adlm.models.stack import StackConfig
 from adlm.reasoning.answers import accuracy
 from adlm.reasoning.diffusion import Diffused
+from adlm.reasoning.methods import Chain
 from adlm.reasoning.rows import Reasoned, problems_of
 from adlm.reasoning.solve import solve
 from adlm.reasoning.stages import (
@@ -29,8 +32,9 @@ from adlm.reasoning.stages import (
 from adlm.reasoning.tasks import task_of
 from adlm.report.sections import Cell, Chart, Interval, Report, Section, Series, Table, Texts
 from adlm.text_model import TextModel
+from adlm.train.rates import StableDecay
 from adlm.train.sitting import Attendance
-from adlm.train.start import Fresh
+from adlm.train.start import Finetune, Fresh
 
 # In the order of the paper's table, with what it reports for GPT-2: GSM8K, ProntoQA, ProsQA (arXiv 2505.18456).
 METHODS: dict[str, tuple[str, tuple[float, float, float]]] = {
@@ -44,28 +48,67 @@ METHODS: dict[str, tuple[str, tuple[float, float, float]]] = {
 _PUBLISHED = {"gsm8k": 0, "gsm8k-equations": 0, "prontoqa": 1, "prosqa": 2}
 
 
+class Lesson(NamedTuple):
+    """Smaller problems of the same kind, which a fresh model solves step by step before it is given a method.
+
+    The published models begin as GPT-2, which can look a rule up; small ones spend hours on large problems before they
+    can, and minutes on small ones.
+
+    Args:
+        easier: fields of the task.
+        problems, epochs, rows: as in `Budget`.
+    """
+
+    easier: Mapping[str, int]
+    problems: int
+    epochs: float
+    rows: int
+
+
 class Budget(NamedTuple):
     """How long a task is trained for: problems, the share of the published epochs, problems a step, and how many of the
-    test split are asked; 0 are all."""
+    test split are asked; 0 are all.
+
+    Args:
+        longest: train on problems of so many tokens at most; 0: all. All are tested.
+        lessons: what fresh models begin with, in order.
+    """
 
     problems: int
     epochs: float
     rows: int
     tested: int
+    longest: int = 0
+    lessons: tuple[Lesson, ...] = ()
 
 
 _BUDGETS: dict[str, dict[str, Budget]] = {
     "nano": {
-        "graph": Budget(4000, 0.3, 64, 500),
-        "arithmetic": Budget(4000, 0.6, 64, 500),
-        "prontoqa": Budget(2000, 0.1, 32, 300),
-        "prosqa": Budget(2000, 0.1, 32, 300),
+        "graph": Budget(20_000, 0.04, 64, 500, 0, (Lesson({"nodes": 10, "least": 1, "most": 3}, 32_000, 0.04, 64),)),
+        "prosqa": Budget(
+            4_800,
+            0.02,
+            32,
+            500,
+            360,
+            (Lesson({"least": 6, "most": 12}, 32_000, 0.02, 32), Lesson({"least": 8}, 24_000, 0.02, 32)),
+        ),
+        "prontoqa": Budget(
+            6_400,
+            0.02,
+            32,
+            800,
+            0,
+            (Lesson({"least": 1, "most": 2}, 32_000, 0.02, 32), Lesson({"least": 1}, 24_000, 0.02, 32)),
+        ),
+        "arithmetic": Budget(20_000, 0.04, 64, 500, 0, (Lesson({"least": 1, "most": 2}, 20_000, 0.04, 64),)),
     },
     "small": {"prontoqa": Budget(0, 0.5, 64, 0), "prosqa": Budget(0, 0.5, 64, 0), "gsm8k": Budget(0, 1.0, 64, 0)},
     "paper": {"gsm8k": Budget(0, 1, 128, 0), "prontoqa": Budget(0, 1, 128, 0), "prosqa": Budget(0, 1, 128, 0)},
 }
-_BASES = {"nano": "ar", "small": "ar", "paper": "openai-community/gpt2"}
-_SIZES = {"nano": "nano", "small": "micro", "paper": "small"}
+_BASES = {"nano": ("ar", "a2r", "adlm"), "small": ("ar",), "paper": ("openai-community/gpt2",)}
+_STACKS = {"nano": StackConfig(width=64, heads=4, layers=3), "small": SIZES["micro"], "paper": SIZES["small"]}
+_LESSON = "lesson"
 
 
 @dataclass(frozen=True)
@@ -75,14 +118,19 @@ class Reason(Work):
     Args:
         diffusion: the curriculum's network is a diffusion model of this kind; "" where it writes left to right.
         tested: problems of the test split; 0: all.
+        after: the step whose model this one begins as; "" begins as the curriculum says.
     """
 
     curriculum: Curriculum
     diffusion: str = ""
     tested: int = 0
+    after: str = ""
 
     def do(self, place: Place) -> dict[str, Any]:
         curriculum, folder = self.curriculum, place.folder
+        if self.after:
+            begun = str(place.folder_of(self.after))
+            curriculum = replace(curriculum, start=Finetune(begun), tokenizer=begun)
         if self.diffusion:
             objective = base_of(self.diffusion).objective
             assert objective is not None
@@ -132,7 +180,7 @@ class Reasoning(Study):
     tasks: by name; by default those that the scale has a budget for.
     methods: by name; all by default.
     bases: kinds of fresh models (ar, a2r, adlm), or models to begin with. The first is given every method, the others
-        are anchored; a diffusion model writes its chain without anchors too.
+        are anchored, on the first task alone; a diffusion model writes its chain without anchors too.
     epochs: times the scale's own.
     """
 
@@ -147,52 +195,77 @@ class Reasoning(Study):
     epochs: float = 1.0
 
     def steps(self) -> Sequence[Step]:
-        return [
-            Step(
-                f"{task}/{base.replace('/', '-')}/{method}/seed-{seed}",
-                self._work(task, base, method, seed),
-                {"task": task, "base": base, "method": method, "seed": seed},
-            )
-            for seed in range(self.seeds)
-            for task in self.tasks or _BUDGETS[self.scale]
-            for place, base in enumerate(self._bases)
-            for method in self._methods(place, base)
-        ]
+        steps: list[Step] = []
+        for seed in range(self.seeds):
+            for number, task in enumerate(self.tasks or _BUDGETS[self.scale]):
+                for place, base in enumerate(self._bases if number == 0 else self._bases[:1]):
+                    steps += self._of(task, base, seed, self._methods(place, base))
+        return steps
 
     @property
     def _bases(self) -> tuple[str, ...]:
-        return self.bases or (_BASES[self.scale],)
+        return self.bases or _BASES[self.scale]
 
     def _methods(self, place: int, base: str) -> Sequence[str]:
         if base in DIFFUSION:
             return ("chain", "anchored")
         return (self.methods or tuple(METHODS)) if place == 0 else ("anchored",)
 
-    def _work(self, task: str, base: str, method: str, seed: int) -> Reason:
+    def _of(self, task: str, base: str, seed: int, methods: Sequence[str]) -> Iterator[Step]:
+        """One model with one seed on one task, with every method."""
         known = _BUDGETS[self.scale]
         if task not in known:
             raise UnknownName(f"task at {self.scale} scale", task, known)
-        budget, begun = known[task], base_of(base, _SIZES[self.scale])
+        budget, begun = known[task], base_of(base, _STACKS[self.scale])
+        fresh, diffusion = begun.start == Fresh(), base if begun.objective is not None else ""
+
+        def step(name: str, work: Reason, *needs: str) -> Step:
+            labels = {"task": task, "base": base, "method": name, "seed": seed}
+            return Step(f"{task}/{base.replace('/', '-')}/{name}/seed-{seed}", work, labels, needs)
+
         curriculum = Curriculum(
-            task_of(task, None),
-            method_for(task, method),
+            task_of(task),
+            Chain(),
             begun.network,
             PUBLISHED[task].epochs,
             begun.start,
             scale=budget.epochs * self.epochs,
             rows=budget.rows,
-            train=scratch(seed) if begun.start == Fresh() else pretrained(seed),
+            train=scratch(seed) if fresh else pretrained(seed),
             tokenizer=begun.tokenizer,
             problems=budget.problems,
             held_out=200,
+            longest=0 if diffusion else budget.longest,
         )
-        return Reason(curriculum, base if begun.objective is not None else "", budget.tested)
+        needs: tuple[str, ...] = ()
+        for number, (easier, problems, epochs, rows) in enumerate(budget.lessons if fresh else ()):
+            lesson = replace(
+                curriculum,
+                task=task_of(task, None, **{"train": problems, **easier}),
+                problems=problems,
+                scale=epochs * self.epochs,
+                rows=rows,
+                longest=0,
+            )
+            taught = step(f"{_LESSON}-{number + 1}", Reason(lesson, diffusion, 200, *needs), *needs)
+            yield taught
+            needs = (taught.name,)
+        if needs:  # their stages are short
+            curriculum = replace(curriculum, train=replace(curriculum.train, rate=StableDecay(warmup=5, decay=0.3)))
+        for name in methods:
+            own = replace(curriculum, method=method_for(task, name))
+            yield step(name, Reason(own, diffusion, budget.tested, *needs), *needs)
 
     def report(self, outcomes: Sequence[Outcome]) -> Report:
+        lessons = [each for each in outcomes if each.labels["method"] not in METHODS]
+        outcomes = [each for each in outcomes if each.labels["method"] in METHODS]
         tasks = list(dict.fromkeys(outcome.labels["task"] for outcome in outcomes))
         sections: list[Section] = []
         for task in tasks:
-            sections += [_table(task, of(outcomes, task=task)), _shown(task, of(outcomes, task=task))]
+            sections += [
+                _table(task, of(outcomes, task=task), of(lessons, task=task)),
+                _shown(task, of(outcomes, task=task)),
+            ]
         if outcomes:
             sections.append(_chart(outcomes))
         lead = [self.question, *(_words(task, of(outcomes, task=task)) for task in tasks)]
@@ -212,7 +285,7 @@ def _rows(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
     return found
 
 
-def _table(task: str, outcomes: Sequence[Outcome]) -> Table:
+def _table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outcome]) -> Table:
     rows: list[list[Cell]] = []
     grouped = _rows(outcomes)
     for (base, method), runs in grouped.items():
@@ -248,6 +321,11 @@ def _table(task: str, outcomes: Sequence[Outcome]) -> Table:
         "models are GPT-2 with 124 million parameters, trained before and for longer: compare how they go, not their "
         "size."
     )
+    if last := [runs for (base, _), runs in _rows(lessons).items() if base == outcomes[0].labels["base"]][-1:]:
+        note += (
+            " All began as a model that had learned to solve smaller problems step by step; of such it solved "
+            f"{over_runs(list(_shares(last[0]).values()))} %."
+        )
     return Table(f"{task}: problems solved", note, columns, rows, ("", "", "high", "high", "low", "", "high"))
 
 

@@ -47,24 +47,28 @@ _NEGATED_ON_THE_WAY, _NEGATED_LAST, _NEGATED_ELSEWHERE = 0.275, 0.467, 0.33
 
 @dataclass(frozen=True)
 class ProntoQA(Published):
-    """Five hops, true or false."""
+    """True or false. The size is the number of hops."""
 
     name = "prontoqa"
+    published_size, smallest, largest = _HOPS, 1, 6
     train: int = 9_000
     valid: int = 200
     test: int = 800
+    least: int = _HOPS
+    most: int = _HOPS
 
     def answer_of(self, text: str) -> str | None:
         return truth_in(text)
 
     def draw(self, dice: Random) -> Problem:
-        who, concepts = dice.choice(ENTITIES), dice.sample(CONCEPTS, 2 * _HOPS + 4)
-        chain, sides, (start, end, contrary) = concepts[:_HOPS], concepts[_HOPS : 2 * _HOPS + 1], concepts[-3:]
-        words = [dice.choice(family) for family in dice.sample(FAMILIES, 2 * _HOPS + 1)]
-        negated = [dice.random() < chance for chance in _chances()]
-        hops = [_is_a(dice, *pair) for pair in pairwise(chain)]
+        hops = self.size(dice)
+        who, concepts = dice.choice(ENTITIES), dice.sample(CONCEPTS, 2 * hops + 4)
+        chain, sides, (start, end, contrary) = concepts[:hops], concepts[hops : 2 * hops + 1], concepts[-3:]
+        words = [dice.choice(family) for family in dice.sample(FAMILIES, 2 * hops + 1)]
+        negated = [dice.random() < chance for chance in _chances(hops)]
+        links = [_is_a(dice, *pair) for pair in pairwise(chain)]
         last = _is(dice, chain[-1], words[0], negated[0])
-        facts = [*hops, last, _is_a(dice, start, end), _is(dice, contrary, words[0], not negated[0])]
+        facts = [*links, last, _is_a(dice, start, end), _is(dice, contrary, words[0], not negated[0])]
         facts += [_is_a(dice, *pair) for pair in zip([*chain, chain[-1]], sides, strict=True)]
         bearers = [*chain[:-1], *sides[:-1], start]
         facts += [_is(dice, *each) for each in zip(bearers, words[1:], negated[1:], strict=True)]
@@ -73,13 +77,13 @@ class ProntoQA(Published):
         dice.shuffle(given)
         true = dice.random() < 0.5
         asked = f"True or false: {_property(who, words[0], negated[0] == true)}"
-        reached = [f"{who} is {_article(concept)}. {fact}" for concept, fact in zip(chain, [*hops, last], strict=True)]
+        reached = [f"{who} is {_article(concept)}. {fact}" for concept, fact in zip(chain, [*links, last], strict=True)]
         steps = (*reached, _property(who, words[0], negated[0]))
         return Problem(" ".join([*facts, *given, asked]), steps, str(true), names_along(steps))
 
 
-def _chances() -> list[float]:
-    return [_NEGATED_LAST, *[_NEGATED_ON_THE_WAY] * (_HOPS - 1), *[_NEGATED_ELSEWHERE] * (_HOPS + 1)]
+def _chances(hops: int) -> list[float]:
+    return [_NEGATED_LAST, *[_NEGATED_ON_THE_WAY] * (hops - 1), *[_NEGATED_ELSEWHERE] * (hops + 1)]
 
 
 def _article(concept: str) -> str:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from adlm.errors import ConfigError
 from adlm.reasoning.answers import last_sentence
 from adlm.reasoning.problem import (
     Generated,
@@ -43,7 +44,7 @@ lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storp
 wumpus yerpus yimpus yumpus zhorpus zumpus
 """
 ENTITIES, CONCEPTS = tuple(_ENTITIES.split()), tuple(_CONCEPTS.split())
-_NODES = 28
+NODES = 28
 _LEAST_STEPS, _MOST_STEPS = 3, 6
 _FURTHER_PARENTS = 1.5
 _DEPTH_WEIGHT = 1.5
@@ -78,10 +79,10 @@ class Graph(NamedTuple):
         return way[::-1]
 
 
-def draw_graph(dice: Random) -> Graph:
+def draw_graph(dice: Random, nodes: int = NODES) -> Graph:
     """A random graph, in which some nodes may touch nothing."""
     graph, depths = Graph([[], []], ({0: 0}, {1: 0})), [0, 0]
-    for node in range(2, _NODES):
+    for node in range(2, nodes):
         side = dice.choices(_UNDER, _UNDER_CHANCES)[0]
         candidates = range(node) if side is None else graph.alone(side)
         # The largest u^(1 / weight) are a weighted draw without replacement (Efraimidis and Spirakis 2006).
@@ -111,37 +112,69 @@ class Published(Generated, ABC):
 
     Args:
         folder: where the files are; "" looks in $ADLM_DATA/NAME.
+        least, most: the size of problems; all sizes from least to most are as frequent. Of another size than the
+            published one, all problems are generated.
     """
 
+    published_size: ClassVar[int]
+    smallest: ClassVar[int]
+    largest: ClassVar[int]
+
     folder: str = ""
+    least: int = 0
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        asked = f"asked for {self.name} of the sizes {self.least} to {self.most}"
+        if not self.smallest <= self.least <= self.most <= self.largest:
+            raise ConfigError(asked, "no such problems", f"give sizes from {self.smallest} to {self.largest}")
+        if self.folder and not self._as_published:
+            raise ConfigError(asked, f"files with problems of {self.published_size}", "leave out the folder")
 
     def problems(self, split: str) -> Sequence[Problem]:
-        path = published_or_none(self.folder, self.name, split)
+        path = self._file(split)
         return self.drawn(split) if path is None else [*read_named(path)]
 
     def origin(self, split: str) -> str:
-        path = published_or_none(self.folder, self.name, split)
+        path = self._file(split)
         return super().origin(split) if path is None else f"published: {path.name}"
+
+    def size(self, dice: Random) -> int:
+        """Of the next problem."""
+        return self.least if self.least == self.most else dice.randint(self.least, self.most)
+
+    @property
+    def _as_published(self) -> bool:
+        return self.least == self.most == self.published_size
+
+    def _file(self, split: str) -> Path | None:
+        return published_or_none(self.folder, self.name, split) if self._as_published else None
 
 
 @dataclass(frozen=True)
 class ProsQA(Published):
-    """As many training problems as the paper's."""
+    """As many training problems as the paper's. The size is the number of nodes; ways are shorter in small graphs."""
 
     name = "prosqa"
+    published_size, smallest, largest = NODES, 6, NODES
     train: int = 17_886
     valid: int = 300
     test: int = 500
+    least: int = NODES
+    most: int = NODES
 
     def answer_of(self, text: str) -> str | None:
         return last_sentence(text)
 
     def draw(self, dice: Random) -> Problem:
+        nodes = self.size(dice)
+        least_steps = min(_LEAST_STEPS, max(1, nodes // 6))
         while True:
-            graph = draw_graph(dice)
+            graph = draw_graph(dice, nodes)
             leaves = graph.leaves(0), graph.leaves(1)
             deepest = [max((graph.under[side][leaf] for leaf in leaves[side]), default=0) for side in (0, 1)]
-            if min(deepest) > 0 and _LEAST_STEPS <= max(deepest) <= _MOST_STEPS:
+            if min(deepest) > 0 and least_steps <= max(deepest) <= _MOST_STEPS:
                 break
         root = dice.randrange(2) if deepest[0] == deepest[1] else deepest.index(max(deepest))
         target = dice.choice([leaf for leaf in leaves[root] if graph.under[root][leaf] == deepest[root]])

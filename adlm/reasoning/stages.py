@@ -23,6 +23,7 @@ from adlm.models.io import CONFIG, WEIGHTS, read_config
 from adlm.models.language_model import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import SIZES
+from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.objective import Objective
@@ -229,12 +230,12 @@ class Base(NamedTuple):
     tokenizer: str
 
 
-def base_of(name: str, size: str = "nano") -> Base:
+def base_of(name: str, size: str | StackConfig = "nano") -> Base:
     """By the name of a kind, with fresh weights; or a model to begin with, of this package or of transformers.
 
     Args:
         name: ar or a2r, mdlm or adlm; or a folder, or owner/name on the Hub.
-        size: of a model with fresh weights.
+        size: of a model with fresh weights, by name or in full.
     """
     if name in (*LEFT_TO_RIGHT, *DIFFUSION):
         network, objective = _fresh(name, size)
@@ -250,11 +251,11 @@ def base_of(name: str, size: str = "nano") -> Base:
     return Base(network, None if _is_causal(network) else _fresh(kind, "nano")[1], WithMarks(name), name)
 
 
-def _fresh(kind: str, size: str) -> tuple[NetworkConfig, Objective]:
+def _fresh(kind: str, size: str | StackConfig) -> tuple[NetworkConfig, Objective]:
     """As the small recipes have it."""
-    if size not in SIZES:
+    if isinstance(size, str) and size not in SIZES:
         raise UnknownName("size", size, SIZES)
-    stack = SIZES[size]
+    stack = SIZES[size] if isinstance(size, str) else size
     # Of the rows only the kind matters here: texts begin at any column, so places are not learned.
     rows = Corpus("", rows=Wrapped(64))
     run = cpu_run(kind, kind, rows, stack, (stack.layers, stack.layers // 2), steps=1, warmup=0, draws=1)

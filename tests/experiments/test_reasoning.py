@@ -5,9 +5,8 @@ import pytest
 from adlm.configs import from_json, to_json
 from adlm.errors import UnknownName
 from adlm.experiments import reasoning
-from adlm.experiments.reasoning import METHODS, Budget, Reasoning
+from adlm.experiments.reasoning import METHODS, Budget, Lesson, Reasoning
 from adlm.experiments.study import Outcome, Study, carry_out, check
-from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.report.sections import Chart, Table, Texts
 
@@ -24,11 +23,25 @@ def test_every_method_is_tried_on_every_task_with_every_seed():
     check(steps)
     assert from_json(Study, to_json(study)) == study  # type: ignore[type-abstract]
     first = [step.labels["method"] for step in steps if step.labels["base"] == "ar" and step.labels["seed"] == 1]
-    assert first == [*METHODS, *METHODS]
-    assert {step.labels["method"] for step in steps if step.labels["base"] == "a2r"} == {"anchored"}
-    assert {step.labels["method"] for step in steps if step.labels["base"] == "adlm"} == {"chain", "anchored"}
-    budgets = {(work.curriculum.problems, work.curriculum.scale) for work in (step.work for step in steps[:6])}
+    assert first == ["lesson-1", *METHODS, "lesson-1", *METHODS]
+    assert {step.labels["method"] for step in steps if step.labels["base"] == "a2r"} == {"lesson-1", "anchored"}
+    assert {step.labels["method"] for step in steps if step.labels["base"] == "adlm"} == {
+        "lesson-1",
+        "chain",
+        "anchored",
+    }
+    assert {step.labels["task"] for step in steps if step.labels["base"] != "ar"} == {"graph"}
+    budgets = {(work.curriculum.problems, work.curriculum.scale) for work in (step.work for step in steps[1:7])}
     assert len(budgets) == 1
+
+
+def test_methods_begin_as_the_model_of_the_last_lesson_and_lessons_are_smaller():
+    steps = {step.name: step for step in Reasoning(seeds=1, tasks=("prosqa",), bases=("ar",)).steps()}
+    last, method = steps["prosqa/ar/lesson-2/seed-0"], steps["prosqa/ar/anchored/seed-0"]
+    assert last.needs == ("prosqa/ar/lesson-1/seed-0",)
+    assert method.needs == (method.work.after,) == ("prosqa/ar/lesson-2/seed-0",)
+    sizes = [steps[f"prosqa/ar/{name}/seed-0"].work.curriculum.task for name in ("lesson-1", "lesson-2", "none")]
+    assert [(task.least, task.most) for task in sizes] == [(6, 12), (8, 28), (28, 28)]
 
 
 def test_a_task_without_a_budget_is_named():
@@ -37,13 +50,14 @@ def test_a_task_without_a_budget_is_named():
 
 
 def test_a_small_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
-    monkeypatch.setitem(reasoning._BUDGETS["nano"], "graph", Budget(32, 0.02, 16, 4))
-    monkeypatch.setitem(SIZES, "nano", StackConfig(width=16, heads=2, layers=2))
+    lesson = Lesson({"nodes": 10, "least": 1, "most": 3}, 600, 0.001, 16)
+    monkeypatch.setitem(reasoning._BUDGETS["nano"], "graph", Budget(600, 0.001, 16, 4, 0, (lesson,)))
+    monkeypatch.setitem(reasoning._STACKS, "nano", StackConfig(width=16, heads=2, layers=2))
     study = Reasoning(seeds=1, tasks=("graph",), methods=("chain", "anchored"), bases=("ar", "adlm"))
     found = carry_out(study, tmp_path)
-    assert [each.labels["method"] for each in found] == ["chain", "anchored", "chain", "anchored"]
-    assert found[1].result["thoughts"] == 6
-    assert all(len(each.result["right"]) == 4 for each in found)
+    assert [each.labels["method"] for each in found] == 2 * ["lesson-1", "chain", "anchored"]
+    assert found[2].result["thoughts"] == 6
+    assert all(len(each.result["right"]) == 4 for each in found if each.labels["method"] != "lesson-1")
     assert [type(section) for section in study.report(found).sections] == [Table, Texts, Chart]
     assert carry_out(study, tmp_path) == found
 

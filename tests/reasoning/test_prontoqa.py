@@ -96,9 +96,13 @@ def test_names_are_those_of_the_published_problems(shared):
     assert named == {*ENTITIES, *CONCEPTS}
 
 
-@pytest.mark.parametrize("kind", ["drawn", "train", "valid", "test"])
+@pytest.mark.parametrize("kind", ["drawn", 1, 2, 6, "train", "valid", "test"])
 def test_the_answer_follows_from_the_facts(kind, request):
-    problems = drawn() if kind == "drawn" else published(request.getfixturevalue("shared"), kind)[:1000]
+    hops = kind if isinstance(kind, int) else 5
+    if kind == "drawn" or hops != 5:
+        problems = drawn() if hops == 5 else ProntoQA(least=hops, most=hops).drawn("train")[:200]
+    else:
+        problems = published(request.getfixturevalue("shared"), kind)[:1000]
     assert len({problem.question for problem in problems}) == len(problems)
     for problem in problems:
         known, said, negated = conclusion(problem)
@@ -107,7 +111,7 @@ def test_the_answer_follows_from_the_facts(kind, request):
         who, *chain = problem.important
         assert problem.question.count(f"{who} is") == 3
         assert {*chain} <= known
-        assert len(chain) == 5
+        assert len(chain) == hops
         for step in problem.steps[:-1]:
             assert step.split(". ")[1] in problem.question
         assert problem.steps[-1] in (f"{who} is {'not ' * (True in said)}{_ASKED.search(problem.question)[3]}.",)

@@ -124,9 +124,12 @@ def test_names_are_those_of_the_published_problems(shared):
     assert nodes == {*ENTITIES, *CONCEPTS}
 
 
-@pytest.mark.parametrize("kind", ["drawn", "published"])
+@pytest.mark.parametrize("kind", ["drawn", "smaller", "published"])
 def test_the_answer_can_be_reached_by_the_steps_and_the_other_cannot(kind, request):
-    problems = drawn() if kind == "drawn" else published(request.getfixturevalue("shared"))
+    if kind == "published":
+        problems = published(request.getfixturevalue("shared"))
+    else:
+        problems = drawn() if kind == "drawn" else ProsQA(least=6, most=14).drawn("train")[:300]
     for problem in problems:
         graph = read(problem)
         reached = graph.distances(graph.root)
@@ -234,3 +237,24 @@ def test_names_are_entities_and_concepts_in_any_number():
 def test_numbers_below_zero_are_refused():
     with pytest.raises(ConfigError, match="train=-1"):
         ProsQA(train=-1)
+
+
+def test_smaller_problems_are_generated_beside_published_files(shared, monkeypatch):
+    monkeypatch.setenv("ADLM_DATA", str(shared / "data"))
+    assert ProsQA().origin("test") == "published: prosqa_test.json"
+    small = ProsQA(least=6, most=8)
+    assert "generated" in small.origin("test")
+    nodes = [len(read(problem).nodes) for problem in small.problems("test")[:100]]
+    assert max(nodes) == 8
+    assert min(nodes) <= 6
+
+
+@pytest.mark.parametrize("sizes", [{"least": 5}, {"most": 29}, {"least": 20, "most": 10}])
+def test_sizes_that_no_problem_has_are_refused(sizes):
+    with pytest.raises(ConfigError, match="sizes from 6 to 28"):
+        ProsQA(**sizes)
+
+
+def test_files_have_one_size(tmp_path):
+    with pytest.raises(ConfigError, match="files with problems of 28"):
+        ProsQA(folder=str(tmp_path), least=6)
