@@ -1,24 +1,32 @@
 """Does sharing passes pay? Requests at once against the same requests one after another, with one model.
 
-    python -m benchmarks.serve [MODEL] [--requests 16] [--steps 64] [--rounds 3]
+    python -m benchmarks.serve [MODEL] [--requests 16] [--steps 64] [--rounds 3] [--workers CORES]
 
-Both sides write the same texts with the same seeds, in this process, in turns: four samplers, each with a quarter, a
-half, three quarters and all of the steps. The naive side is a loop over `TextModel.generate`, with one thread or with
-all, whichever is quicker here; the other is the engine, with all requests submitted at once, as `/v1/generate` does
-it. The time to the first canvas event is from submission to that event, as a share of the time until the request is
-done. Seconds of the clock hang on what else the machine does; seconds of processor time do so less.
+Both sides write the same texts with the same seeds, in turns: four samplers, each with a quarter, a half, three
+quarters and all of the steps. The naive side is a loop over `TextModel.generate`, with one thread or with all,
+whichever is quicker here. The other is `adlm serve`, a process of its own that every request reaches at once by HTTP
+and answers with a stream (`/v1/generate`). The time to the first canvas event is from the request to that event, as a
+share of the time until it is done. Seconds of the clock hang on what else the machine does; seconds of processor time,
+the server's with those of its workers, do so less.
 """
 
 import argparse
+import asyncio
+import contextlib
+import json
 import os
+import re
 import statistics
+import subprocess
+import sys
 import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from adlm.serve.engine import Engine
-from adlm.serve.events import Appearance
-from adlm.serve.limits import Limits
 from adlm.serve.requests import GenerateRequest
 from adlm.text_model import TextModel, load
 from benchmarks._record import record
@@ -57,19 +65,69 @@ def naive(model: TextModel, asks: list[GenerateRequest]) -> tuple[float, list[fl
     return ends[-1], ends, texts
 
 
-def shared(engine: Engine, asks: list[GenerateRequest]) -> tuple[float, list[float], list[str], list[float]]:
-    """As `naive`, and when each had its first event."""
+@contextlib.contextmanager
+def served(model: str, workers: int, requests: int) -> Iterator[tuple[int, int]]:
+    """Process and port of a server."""
+    command = [sys.executable, "-m", "adlm", "serve", model, "--port", "0", "--workers", str(workers)]
+    process = subprocess.Popen([*command, "--limits.running", str(requests)], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        found = re.search(r"http://[^ ]*:(\d+)", process.stderr.readline())
+        if found is None:
+            raise SystemExit("the server did not say where it is")
+        port = int(found[1])
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield process.pid, port
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+async def asked(port: int, ask: GenerateRequest) -> tuple[float, float, str]:
+    """Seconds until the first event and until the last, and the text."""
     began = time.perf_counter()
-    events: list[list[tuple[float, dict]]] = [[] for _ in asks]
-    works = [
-        Appearance(ask, engine.limits, lambda event, own=own: own.append((time.perf_counter() - began, event)))
-        for ask, own in zip(asks, events, strict=True)
-    ]
-    for job in engine.submit(next(iter(engine.models)), works):
-        job.future.result()
-    took = time.perf_counter() - began
-    ends = [own[-1][0] for own in events]
-    return took, ends, [own[-1][1]["text"] for own in events], [own[0][0] for own in events]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = ask.model_dump_json(exclude_none=True).encode()
+    head = f"POST /v1/generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    first, last = 0.0, ""
+    while line := await reader.readline():
+        if line.startswith(b"data: {"):
+            first = first or time.perf_counter() - began
+            last = line[6:].decode()
+    writer.close()
+    event: dict[str, Any] = json.loads(last)
+    return first, time.perf_counter() - began, event["text"]
+
+
+def shared(port: int, asks: list[GenerateRequest]) -> tuple[float, list[float], list[str], list[float]]:
+    """As `naive`, and when each had its first event."""
+
+    async def all_at_once() -> list[tuple[float, float, str]]:
+        return await asyncio.gather(*(asked(port, ask) for ask in asks))
+
+    began = time.perf_counter()
+    found = asyncio.run(all_at_once())
+    return time.perf_counter() - began, [e[1] for e in found], [e[2] for e in found], [e[0] for e in found]
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process and of those it started, so far."""
+    found = {pid}
+    for path in sorted(Path("/proc").glob("[0-9]*/stat"), key=lambda path: int(path.parent.name)):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) in found:
+                found.add(int(path.parent.name))
+    ticks = 0
+    for each in found:
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -78,44 +136,40 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=16)
     options.add_argument("--steps", type=int, default=64)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--workers", type=int, default=torch.get_num_threads())
     given = options.parse_args()
     model = load(given.model)
     model.network.eval()
     asks = mixed(given.requests, given.steps, model.network.causal)
-    engine = Engine({"model": model}, Limits(running=given.requests))
-    engine.start()
-    batcher = engine.batchers["model"]
     threads, cores = quickest_threads(model, asks[0]), torch.get_num_threads()
+    torch.set_num_threads(threads)
     plain, together = [], []
-    shared(engine, asks[:4])  # threads start, weights are derived
-    before = batcher.passes, batcher.rows
-    processor = {"loop": [], "engine": []}
-    for _ in range(given.rounds):
-        began = time.process_time()
-        together.append(shared(engine, asks))
-        processor["engine"].append(time.process_time() - began)
-        torch.set_num_threads(threads)
-        began = time.process_time()
-        plain.append(naive(model, asks))
-        processor["loop"].append(time.process_time() - began)
-        torch.set_num_threads(cores)
-    passes, rows = batcher.passes - before[0], batcher.rows - before[1]
-    engine.close()
+    processor = {"loop": [], "server": []}
+    with served(given.model, given.workers, given.requests) as (pid, port):
+        shared(port, asks)  # every worker starts its threads, and derives what it needs from the weights
+        for _ in range(given.rounds):
+            began = processor_seconds(pid)
+            together.append(shared(port, asks))
+            processor["server"].append(processor_seconds(pid) - began)
+            began = time.process_time()
+            plain.append(naive(model, asks))
+            processor["loop"].append(time.process_time() - began)
     slow, quick = (min(each[0] for each in side) for side in (plain, together))
     first = statistics.median(a / b for side in together for a, b in zip(side[3], side[1], strict=True))
     same = all(side[2] == plain[0][2] for side in [*plain, *together])
     rows_of = [
         _row("one after another", plain, slow, min(processor["loop"]), given.requests),
-        _row("sharing passes", together, quick, min(processor["engine"]), given.requests),
+        _row("adlm serve", together, quick, min(processor["server"]), given.requests),
     ]
     conclusion = {
         "throughput, times that of the loop": round(slow / quick, 2),
-        "processor time, times less than the loop's": round(min(processor["loop"]) / min(processor["engine"]), 2),
-        "rows a pass": round(rows / passes, 2),
+        "in each round": [round(a[0] / b[0], 2) for a, b in zip(plain, together, strict=True)],
+        "processor time, times less than the loop's": round(min(processor["loop"]) / min(processor["server"]), 2),
         "first event, share of the whole (median)": round(first, 4),
         "the same texts": same,
         "answered": f"{sum(len(side[2]) for side in together)} of {given.requests * given.rounds}",
         "threads of the loop": threads,
+        "workers": given.workers,
         "load of the machine at the end": round(os.getloadavg()[0], 1),
     }
     method = f"best of {given.rounds} rounds in turns, {given.requests} requests of mixed samplers, up to {given.steps}"

@@ -1,7 +1,8 @@
 import numpy as np
+import pytest
 import torch
 
-from adlm.randomness import Noise
+from adlm.randomness import _GOLDEN, Noise, _mix, _signed, stream
 
 
 def test_a_row_is_the_same_in_any_batch():
@@ -21,6 +22,13 @@ def test_equals_splitmix64_in_plain_integers():
     start = mix(mix(5 + golden) ^ 11)
     expected = [mix((start + golden * (i + 1)) % 2**64) for i in range(3)]
     assert [bits % 2**64 for bits in Noise(11).bits(torch.tensor([5]), 3)[0].tolist()] == expected
+
+
+@pytest.mark.parametrize("seed", [0, 11, -3, 2**64 - 1, 2**70 + 5])
+def test_the_numbers_of_a_cpu_are_those_of_other_devices(seed):
+    rows = torch.tensor([0, 5, 2**40, -7])
+    assert torch.equal(Noise(seed).bits(rows, 33), stream(_mix(rows + _signed(_GOLDEN)) ^ _signed(seed), 33))
+    assert torch.equal(Noise(seed).bits(rows[::2], 33), Noise(seed).bits(rows, 33)[::2])
 
 
 def test_uniform_numbers_are_uniform_and_uncorrelated():

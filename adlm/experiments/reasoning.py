@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from adlm.errors import UnknownName
-from adlm.experiments.statistics import over_runs, paired
+from adlm.experiments.solved import METHODS, cost_chart, in_words, one_problem, size_chart, solved_table
 from adlm.experiments.study import Outcome, Place, Step, Study, Work
 from adlm.experiments.tables import of
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
-from adlm.reasoning.answers import accuracy
 from adlm.reasoning.diffusion import Diffused
-from adlm.reasoning.methods import Chain
+from adlm.reasoning.methods import Chain, Method
+from adlm.reasoning.problem import Generated
 from adlm.reasoning.rows import Reasoned, problems_of
 from adlm.reasoning.solve import solve
 from adlm.reasoning.stages import (
@@ -30,22 +30,11 @@ from adlm.reasoning.stages import (
     train_in_stages,
 )
 from adlm.reasoning.tasks import task_of
-from adlm.report.sections import Cell, Chart, Interval, Report, Section, Series, Table, Texts
+from adlm.report.sections import Report, Section
 from adlm.text_model import TextModel
 from adlm.train.rates import StableDecay
 from adlm.train.sitting import Attendance
 from adlm.train.start import Finetune, Fresh
-
-# In the order of the paper's table, with what it reports for GPT-2: GSM8K, ProntoQA, ProsQA (arXiv 2505.18456).
-METHODS: dict[str, tuple[str, tuple[float, float, float]]] = {
-    "none": ("no chain of thought", (16.5, 93.8, 76.7)),
-    "pause": ("pause tokens", (16.4, 77.7, 75.9)),
-    "chain": ("chain of thought", (42.9, 98.8, 77.5)),
-    "implicit": ("implicit chain of thought", (30.0, 99.8, 98.2)),
-    "coconut": ("Coconut", (34.1, 99.8, 97.0)),
-    "anchored": ("anchored chain of thought", (45.2, 100.0, 97.3)),
-}
-_PUBLISHED = {"gsm8k": 0, "gsm8k-equations": 0, "prontoqa": 1, "prosqa": 2}
 
 
 class Lesson(NamedTuple):
@@ -72,6 +61,8 @@ class Budget(NamedTuple):
     Args:
         longest: train on problems of so many tokens at most; 0: all. All are tested.
         lessons: what fresh models begin with, in order.
+        sizes: of problems that are asked beside the test split's.
+        task, smaller: where the name is not a task's own: the task, and fields of it.
     """
 
     problems: int
@@ -80,6 +71,9 @@ class Budget(NamedTuple):
     tested: int
     longest: int = 0
     lessons: tuple[Lesson, ...] = ()
+    sizes: tuple[int, ...] = ()
+    task: str = ""
+    smaller: Mapping[str, int] = {}
 
 
 _BUDGETS: dict[str, dict[str, Budget]] = {
@@ -92,6 +86,7 @@ _BUDGETS: dict[str, dict[str, Budget]] = {
             500,
             360,
             (Lesson({"least": 6, "most": 12}, 32_000, 0.02, 32), Lesson({"least": 8}, 24_000, 0.02, 32)),
+            (8, 12, 16, 20, 24, 28),
         ),
         "prontoqa": Budget(
             6_400,
@@ -100,8 +95,20 @@ _BUDGETS: dict[str, dict[str, Budget]] = {
             800,
             0,
             (Lesson({"least": 1, "most": 2}, 32_000, 0.02, 32), Lesson({"least": 1}, 24_000, 0.02, 32)),
+            (1, 2, 3, 4, 5),
+        ),
+        "prosqa of 12 nodes": Budget(
+            9_600,
+            0.04,
+            64,
+            500,
+            0,
+            (Lesson({"least": 6, "most": 12}, 32_000, 0.02, 32),),
+            task="prosqa",
+            smaller={"least": 12, "most": 12},
         ),
         "arithmetic": Budget(20_000, 0.04, 64, 500, 0, (Lesson({"least": 1, "most": 2}, 20_000, 0.04, 64),)),
+        "gsm8k-equations": Budget(0, 0.1, 64, 0, 200),
     },
     "small": {"prontoqa": Budget(0, 0.5, 64, 0), "prosqa": Budget(0, 0.5, 64, 0), "gsm8k": Budget(0, 1.0, 64, 0)},
     "paper": {"gsm8k": Budget(0, 1, 128, 0), "prontoqa": Budget(0, 1, 128, 0), "prosqa": Budget(0, 1, 128, 0)},
@@ -161,6 +168,35 @@ class Reason(Work):
         }
 
 
+@dataclass(frozen=True)
+class BySize(Work):
+    """Put generated problems of several sizes to the model of another step.
+
+    Args:
+        after: that step.
+        method: as the model was trained with it.
+        task: by name.
+        problems: of each size.
+    """
+
+    after: str
+    method: Method
+    task: str
+    sizes: tuple[int, ...]
+    problems: int = 200
+
+    def do(self, place: Place) -> dict[str, Any]:
+        folder = place.folder_of(self.after)
+        model, right = TextModel.from_pretrained(folder), {}
+        for size in self.sizes:
+            task = task_of(self.task, None, least=size, most=size, test=self.problems)
+            data = Reasoned(task, self.method, self.method.stages - 1, str(folder))
+            assert isinstance(task, Generated)
+            _, solved = solve(model.network, model.tokenizer, data, task.drawn("test"), f"of size {size}")
+            right[str(size)] = [each.right for each in solved]
+        return {"sizes": list(self.sizes), "right": right}
+
+
 def _attending(place: Place) -> Callable[[Stage, int, int], AbstractContextManager[Attendance]]:
     @contextmanager
     def around(stage: Stage, number: int, count: int) -> Iterator[Attendance]:
@@ -217,17 +253,18 @@ class Reasoning(Study):
         if task not in known:
             raise UnknownName(f"task at {self.scale} scale", task, known)
         budget, begun = known[task], base_of(base, _STACKS[self.scale])
+        kind = budget.task or task
         fresh, diffusion = begun.start == Fresh(), base if begun.objective is not None else ""
 
         def step(name: str, work: Reason, *needs: str) -> Step:
             labels = {"task": task, "base": base, "method": name, "seed": seed}
-            return Step(f"{task}/{base.replace('/', '-')}/{name}/seed-{seed}", work, labels, needs)
+            return Step(f"{task.replace(' ', '-')}/{base.replace('/', '-')}/{name}/seed-{seed}", work, labels, needs)
 
         curriculum = Curriculum(
-            task_of(task),
+            task_of(kind, None, **budget.smaller),
             Chain(),
             begun.network,
-            PUBLISHED[task].epochs,
+            PUBLISHED[kind].epochs,
             begun.start,
             scale=budget.epochs * self.epochs,
             rows=budget.rows,
@@ -241,7 +278,7 @@ class Reasoning(Study):
         for number, (easier, problems, epochs, rows) in enumerate(budget.lessons if fresh else ()):
             lesson = replace(
                 curriculum,
-                task=task_of(task, None, **{"train": problems, **easier}),
+                task=task_of(kind, None, **{"train": problems, **easier}),
                 problems=problems,
                 scale=epochs * self.epochs,
                 rows=rows,
@@ -253,142 +290,27 @@ class Reasoning(Study):
         if needs:  # their stages are short
             curriculum = replace(curriculum, train=replace(curriculum.train, rate=StableDecay(warmup=5, decay=0.3)))
         for name in methods:
-            own = replace(curriculum, method=method_for(task, name))
-            yield step(name, Reason(own, diffusion, budget.tested, *needs), *needs)
+            own = replace(curriculum, method=method_for(kind, name))
+            asked = step(name, Reason(own, diffusion, budget.tested, *needs), *needs)
+            yield asked
+            if budget.sizes and not diffusion:
+                sized = BySize(asked.name, own.method, kind, budget.sizes)
+                yield Step(f"{asked.name}/sizes", sized, {**asked.labels, "by": "size"}, (asked.name,))
 
     def report(self, outcomes: Sequence[Outcome]) -> Report:
         lessons = [each for each in outcomes if each.labels["method"] not in METHODS]
-        outcomes = [each for each in outcomes if each.labels["method"] in METHODS]
+        sized = of(outcomes, by="size")
+        outcomes = [each for each in outcomes if each.labels["method"] in METHODS and each not in sized]
         tasks = list(dict.fromkeys(outcome.labels["task"] for outcome in outcomes))
         sections: list[Section] = []
         for task in tasks:
             sections += [
-                _table(task, of(outcomes, task=task), of(lessons, task=task)),
-                _shown(task, of(outcomes, task=task)),
+                solved_table(task, of(outcomes, task=task), of(lessons, task=task)),
+                one_problem(task, of(outcomes, task=task)),
             ]
+            if by_size := of(sized, task=task):
+                sections.append(size_chart(task, by_size))
         if outcomes:
-            sections.append(_chart(outcomes))
-        lead = [self.question, *(_words(task, of(outcomes, task=task)) for task in tasks)]
+            sections.append(cost_chart(outcomes))
+        lead = [self.question, *(in_words(task, of(outcomes, task=task)) for task in tasks)]
         return Report("Reasoning with anchors", " ".join(filter(None, lead)), sections)
-
-
-def _shares(outcomes: Sequence[Outcome]) -> dict[int, float]:
-    """Percent right, by seed."""
-    return {each.labels["seed"]: 100 * accuracy(each.result["right"]).share for each in outcomes}
-
-
-def _rows(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """By base and method, in the order of the steps."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        found.setdefault((outcome.labels["base"], outcome.labels["method"]), []).append(outcome)
-    return found
-
-
-def _table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outcome]) -> Table:
-    rows: list[list[Cell]] = []
-    grouped = _rows(outcomes)
-    for (base, method), runs in grouped.items():
-        shares, result = _shares(runs), runs[0].result
-        chain = _shares(grouped.get((base, "chain"), []))
-        shared = sorted(shares.keys() & chain.keys())
-        mean = over_runs(list(shares.values()))
-        if len(runs) == 1:  # one seed: what the draw of problems leaves open
-            low, high = accuracy(result["right"]).interval
-            mean = Interval(mean.value, 100 * low, 100 * high)
-        rows.append([
-            base,
-            METHODS[method][0],
-            mean,
-            paired([shares[s] for s in shared], [chain[s] for s in shared]) if shared and method != "chain" else None,
-            over_runs([each.result["tokens_written"] for each in runs]),
-            result["thoughts"],
-            METHODS[method][1][_PUBLISHED[task]] if task in _PUBLISHED else None,
-        ])  # fmt: skip
-    columns = (
-        "model",
-        "method",
-        "right, %",
-        "against chain of thought",
-        "tokens written",
-        "thoughts",
-        "GPT-2, the paper's",
-    )
-    first = outcomes[0].result
-    note = (
-        f"{len(first['right'])} test problems, the same for all; every model read {first['tokens_read'] / 1e6:.1f} "
-        "million tokens or nearly as many. ± is a 95 % interval over seeds, of one seed over problems. The paper's "
-        "models are GPT-2 with 124 million parameters, trained before and for longer: compare how they go, not their "
-        "size."
-    )
-    if last := [runs for (base, _), runs in _rows(lessons).items() if base == outcomes[0].labels["base"]][-1:]:
-        note += (
-            " All began as a model that had learned to solve smaller problems step by step; of such it solved "
-            f"{over_runs(list(_shares(last[0]).values()))} %."
-        )
-    return Table(f"{task}: problems solved", note, columns, rows, ("", "", "high", "high", "low", "", "high"))
-
-
-def _shown(task: str, outcomes: Sequence[Outcome]) -> Texts:
-    texts = []
-    for (base, method), runs in _rows(outcomes).items():
-        shown = runs[0].result["shown"]
-        thoughts = "".join(f"[{guesses[0][0].strip()} {guesses[0][1]:.0%}] " for guesses in shown["thoughts"])
-        texts.append((f"{METHODS[method][0]}, {base}", f"{thoughts}{shown['written'].strip()}"))
-    shown = outcomes[0].result["shown"]
-    note = f"{shown['question']} (Answer: {shown['answer']}) In brackets, the likeliest token after each thought."
-    return Texts(f"{task}: one problem", note, texts)
-
-
-def _chart(outcomes: Sequence[Outcome]) -> Chart:
-    """Accuracy over tokens written, a line of points for each method."""
-    series = []
-    for method, (name, _) in METHODS.items():
-        runs = [group for (_, each), group in _rows_by_task(outcomes).items() if each == method]
-        points = [
-            (
-                over_runs([each.result["tokens_written"] for each in group]).value,
-                over_runs(list(_shares(group).values())),
-            )
-            for group in runs
-        ]
-        if points:
-            series.append(
-                Series(
-                    name,
-                    [x for x, _ in points],
-                    [y.value for _, y in points],
-                    [y.low for _, y in points],
-                    [y.high for _, y in points],
-                    labels=[group[0].labels["task"] for group in runs],
-                    line=False,
-                )
-            )
-    return Chart("Accuracy and what it costs", "Upper left is better.", "tokens written", "right, %", series)
-
-
-def _rows_by_task(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """By task and method, of the first base."""
-    base = outcomes[0].labels["base"]
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in of(outcomes, base=base):
-        found.setdefault((outcome.labels["task"], outcome.labels["method"]), []).append(outcome)
-    return found
-
-
-def _words(task: str, outcomes: Sequence[Outcome]) -> str:
-    """Whether anchored chain of thought at least matches a plain one, as far as the interval says."""
-    grouped = _rows(outcomes)
-    base = outcomes[0].labels["base"]
-    ours, chain = grouped.get((base, "anchored")), grouped.get((base, "chain"))
-    if not ours or not chain:
-        return ""
-    a, b = _shares(ours), _shares(chain)
-    shared = sorted(a.keys() & b.keys())
-    difference = paired([a[s] for s in shared], [b[s] for s in shared])
-    said = "more" if difference.low > 0 else "less" if difference.high < 0 else "as much, as far as can be told"
-    tokens = [sum(each.result["tokens_written"] for each in group) / len(group) for group in (ours, chain)]
-    return (
-        f"On {task}, anchored chain of thought solves {said} than a plain one ({difference} points over {len(shared)} "
-        f"seeds), and writes {tokens[0]:.0f} tokens where that writes {tokens[1]:.0f}."
-    )

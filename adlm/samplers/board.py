@@ -155,7 +155,7 @@ class Board:
             if self.canvas.constraints:
                 ahead[row[part], place[part]] = drawn
             measured.append(measure(Guess(raw, logits, drawn)))
-        return tokens, torch.cat(measured)[torch.cat(parts).argsort()]
+        return tokens, measured[0] if len(parts) == 1 else torch.cat(measured)[torch.cat(parts).argsort()]
 
     def anchor_measure(self, where: Tensor, t: float | Tensor, measure: Measure) -> Tensor:
         """Measure the anchor stage's own prediction [N] at `where`, with its likeliest token as the one drawn."""
@@ -233,6 +233,8 @@ class Board:
 
     def _parts(self, row: Tensor, place: Tensor) -> list[Tensor]:
         """The positions in slices; those under a constraint one after another in each row, as each binds the next."""
+        if not self.canvas.constraints:
+            return list(torch.arange(len(row), device=row.device).split(self._slice))
         bound = bound_sites(row, place, self.canvas.constraints)
         free = (~bound).nonzero()[:, 0]
         held = bound.nonzero()[:, 0]

@@ -6,9 +6,13 @@ temperature (arXiv 2409.02908).
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.randomness import stream, to_uniform
+
+_BLOCK = 64
+_MANY = 1 << 15  # numbers, from which on blocks pay
 
 
 def draw(logits: Tensor, bits: Tensor) -> Tensor:
@@ -21,12 +25,27 @@ def draw(logits: Tensor, bits: Tensor) -> Tensor:
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """The token at which the cumulative probability first exceeds u [N]. One random number a draw.
 
-    Probabilities are as exact as the logits are; their sums are float64, so that nothing is lost in the tail.
+    Probabilities are as exact as the logits are; their sums are float64, so that nothing is lost in the tail. Where
+    there are many, the block of tokens is found first: sums take a fifth of the time of cumulative ones.
     """
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    # Below the last sum, behind which there is no token: u is at most 1 - 2^-53, and that is half a last digit or more.
-    return torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    if weights.numel() < _MANY:
+        sums = weights.cumsum(-1, dtype=torch.float64)
+        return _first_above(sums, u[:, None] * sums[:, -1:])[:, 0]
+    blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    height = u[:, None] * sums[:, -1:]
+    block = _first_above(sums, height)
+    own = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
+    within = (height - sums.gather(-1, block) + own[:, -1:]).clamp_min(0)
+    # Rounded, it may reach the block's last sum, behind which there is another block.
+    return (block * _BLOCK + _first_above(own, torch.minimum(within, own[:, -1:] * (1 - 2.0**-53))))[:, 0]
+
+
+def _first_above(sums: Tensor, height: Tensor) -> Tensor:
+    """[N, 1]: where cumulative sums [N, K] first exceed a height [N, 1], which is below the last: a uniform number is
+    at most 1 - 2^-53, and that is half a last digit or more."""
+    return torch.searchsorted(sums, height, right=True)
 
 
 def race(logits: Tensor, bits: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class Appearance:
         # Behind the last place that is given or to be written, nothing will happen.
         self.length = max((i + 1 for i, t in enumerate(row) if open_[i] or t != self.mask_id), default=0)
         self.limits.check("tokens", sum(open_), param="max_tokens")
-        self.before = board.tokens[0].cpu().clone()
+        self.before = row
         if self.guesses is not None:
             self.guesses.watch(board)
         tokens = [
@@ -103,23 +103,21 @@ class Appearance:
         self.tell({"type": "canvas", "tokens": tokens, "steps": self.steps, "anchored": anchored})
 
     def _step(self, view: StepView) -> None:
-        now = view.tokens[0].cpu()
-        changed = (now != self.before).nonzero()[:, 0].tolist()
+        now = view.tokens[0].tolist()
         changes = [
-            [i, None, ""] if now[i] == self.mask_id else [i, int(now[i]), self.text(int(now[i]))]
-            for i in changed
-            if i < self.length
+            [i, None, ""] if token == self.mask_id else [i, token, self.text(token)]
+            for i, (token, before) in enumerate(zip(now[: self.length], self.before, strict=False))
+            if token != before
         ]
         guesses = [] if self.guesses is None else self.guesses.since()
-        self.before = now.clone()
+        self.before = now
         if changes or guesses:
             event = {"type": "step", "step": view.step, "changes": changes, "guesses": guesses}
             self.tell({**event, "anchors": self._anchors(now)})
 
-    def _anchors(self, row: Tensor) -> list[int]:
-        tokens = row[None]
-        valid = (tokens != self.mask_id) & ~torch.isin(tokens, torch.tensor(sorted(self.special)))
-        return anchors_by(self.rule, tokens, valid)[0, : self.length].nonzero()[:, 0].tolist()
+    def _anchors(self, row: Sequence[int]) -> list[int]:
+        valid = torch.tensor([[token != self.mask_id and token not in self.special for token in row]])
+        return anchors_by(self.rule, torch.tensor([row]), valid)[0, : self.length].nonzero()[:, 0].tolist()
 
 
 class _Guesses:

@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from adlm.text_model import load
 from adlm.world import device_for
 
 _LOOK = 0.2  # seconds between two looks at the workers
+_SPREADS = sys.platform == "linux"  # connections over the sockets that have a port in common
 _DEATHS, _IN_SECONDS = 5, 60.0  # of workers, at which replacing them is given up
 
 
@@ -54,20 +56,30 @@ class Service:
         if self.workers < 1:
             raise ConfigError(f"asked for {self.workers} workers", "fewer than 1", "give 1 or more")
 
-    def bound(self) -> socket.socket:
-        """A socket that listens; with port 0 the system chooses one."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((self.host, self.port))
-        except OSError as error:
-            listening.close()
-            raise ConfigError(
-                f"asked to serve on {self.host}:{self.port}", str(error), "choose another --port"
-            ) from error
+    def bound(self, port: int | None = None) -> socket.socket:
+        """A socket that listens; with port 0 the system chooses one.
+
+        Args:
+            port: one that another socket of the same workers has.
+        """
+        shared = self.workers > 1 and _SPREADS
+        if shared and port is None:
+            self._opened(self.port, shared=False).close()  # else it would be shared with another server too
+        listening = self._opened(self.port if port is None else port, shared=shared)
         listening.listen(1024)
         return listening
+
+    def _opened(self, port: int, *, shared: bool) -> socket.socket:
+        opened = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            opened.bind((self.host, port))
+        except OSError as error:
+            opened.close()
+            raise ConfigError(f"asked to serve on {self.host}:{port}", str(error), "choose another --port") from error
+        return opened
 
 
 def serve(service: Service, listening: socket.socket) -> None:
@@ -104,6 +116,8 @@ def _serve_here(service: Service, listening: socket.socket, number: int) -> None
     device = device_for(service.device)
     if service.workers > 1 and device.type == "cuda":
         device = torch.device("cuda", number % torch.cuda.device_count())
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // service.workers))
     models = {name: load(model) for name, model in service.models.items()}
     for model in models.values():
         model.network.eval().to(device)
@@ -123,10 +137,17 @@ def _serve_here(service: Service, listening: socket.socket, number: int) -> None
 
 
 class _Workers:
-    """Processes that accept from one socket. One that dies is replaced; a signal to stop goes to all."""
+    """Processes behind one port. One that dies is replaced; a signal to stop goes to all.
+
+    Where the system spreads connections over sockets of one port, each worker has its own: from a shared one, whoever
+    wakes first takes all that wait. The sockets are held here, so that who waits for a worker that died is answered by
+    the next.
+    """
 
     def __init__(self, service: Service, listening: socket.socket) -> None:
-        self.service, self.listening, self.stopping = service, listening, False
+        self.service, self.stopping = service, False
+        port, more = listening.getsockname()[1], service.workers - 1
+        self.sockets = [listening, *(service.bound(port) if _SPREADS else listening for _ in range(more))]
         self.context = multiprocessing.get_context("spawn")
         self.processes: list[BaseProcess] = []
 
@@ -146,13 +167,14 @@ class _Workers:
                     asked = f"asked for {self.service.workers} workers"
                     raise ModelError(asked, "they stop as soon as they start", "try --workers 1, which says why")
                 self.processes[number] = self._started(number)
-        self.listening.close()  # who comes now is refused, and does not wait for the last to be served
+        for listening in self.sockets:
+            listening.close()  # who comes now is refused, and does not wait for the last to be served
         self._stop()  # those too that were about to start when the signal came
         for process in self.processes:
             process.join()
 
     def _started(self, number: int) -> BaseProcess:
-        process = self.context.Process(target=_serve_here, args=(self.service, self.listening, number))
+        process = self.context.Process(target=_serve_here, args=(self.service, self.sockets[number], number))
         process.start()
         return process
 

@@ -62,6 +62,19 @@ def test_a_small_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     assert carry_out(study, tmp_path) == found
 
 
+def test_models_are_asked_problems_of_other_sizes_too(tmp_path, monkeypatch):
+    monkeypatch.delenv("ADLM_DATA", raising=False)
+    lesson = Lesson({"least": 6, "most": 8}, 600, 0.001, 16)
+    monkeypatch.setitem(reasoning._BUDGETS["nano"], "prosqa", Budget(32, 0.001, 16, 4, 0, (lesson,), (6, 8)))
+    monkeypatch.setitem(reasoning._STACKS, "nano", StackConfig(width=16, heads=2, layers=2))
+    study = Reasoning(seeds=1, tasks=("prosqa",), methods=("anchored",), bases=("ar",))
+    *_, sized = found = carry_out(study, tmp_path)
+    assert sized.labels["by"] == "size"
+    assert [len(right) for right in sized.result["right"].values()] == [200, 200]
+    chart = next(section for section in study.report(found).sections if section.title == "prosqa: by size")
+    assert [(each.name, each.x) for each in chart.series] == [("anchored chain of thought", [6, 8])]
+
+
 def test_the_lead_says_more_only_beyond_the_interval():
     def lead(ours):
         chain = [outcome("prosqa", "chain", seed, [True, False], 40.0) for seed in range(3)]

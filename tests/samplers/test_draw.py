@@ -1,4 +1,5 @@
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adlm.randomness import Noise
+from adlm.samplers import draw as module
 from adlm.samplers.draw import draw, inverse_cdf, race
 from tests.samplers.processes import assert_drawn_from
 
@@ -38,6 +40,12 @@ def test_both_ways_of_drawing_have_the_law_of_the_logits(logits):
     assert torch.equal(draw(rows, bits_of(n)), inverse_cdf(rows, uniform_of(n)))
 
 
+def drawn(logits, u, few):
+    """By one pass over the vocabulary where there are few numbers, else by blocks first."""
+    with patch.object(module, "_MANY", 1 << 15 if few else 0), patch.object(module, "_BLOCK", 4):
+        return int(inverse_cdf(logits, torch.tensor([u], dtype=torch.float64)))
+
+
 any_logits = st.lists(st.one_of(st.just(-math.inf), st.floats(-100, 100, width=32)), min_size=1, max_size=12).filter(
     lambda logits: max(logits) > -math.inf
 )
@@ -46,10 +54,10 @@ extremes = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(any_logits, extremes, st.sampled_from([torch.float32, torch.float64]))
-def test_a_token_of_probability_0_is_never_drawn_whatever_the_random_number(logits, u, dtype):
-    token = int(inverse_cdf(torch.tensor([logits], dtype=dtype), torch.tensor([u], dtype=torch.float64)))
+@settings(max_examples=120, deadline=None)
+@given(any_logits, extremes, st.sampled_from([torch.float32, torch.float64]), st.booleans())
+def test_a_token_of_probability_0_is_never_drawn_whatever_the_random_number(logits, u, dtype, few):
+    token = drawn(torch.tensor([logits], dtype=dtype), u, few)
     assert 0 <= token < len(logits)
     assert logits[token] > -math.inf
 
@@ -60,12 +68,12 @@ def test_a_race_is_never_won_by_a_token_of_probability_0(logits, bits):
     assert logits[int(race(torch.tensor([logits]), torch.tensor([bits])))] > -math.inf
 
 
-@settings(max_examples=60, deadline=None)
-@given(any_logits, extremes)
-def test_the_drawn_token_is_the_one_at_which_the_sum_of_probabilities_passes_u(logits, u):
+@settings(max_examples=120, deadline=None)
+@given(any_logits, extremes, st.booleans())
+def test_the_drawn_token_is_the_one_at_which_the_sum_of_probabilities_passes_u(logits, u, few):
     exact = torch.tensor(logits, dtype=torch.float64)
     p = exact.softmax(-1).tolist()
-    token = int(inverse_cdf(exact[None], torch.tensor([u], dtype=torch.float64)))
+    token = drawn(exact[None], u, few)
     assert math.fsum(p[:token]) <= u + 1e-12
     assert math.fsum(p[: token + 1]) >= u - 1e-12
 

@@ -1,0 +1,44 @@
+"""Ports: taken ones are refused, and workers have connections spread over them."""
+
+import contextlib
+import socket
+import sys
+
+import pytest
+
+from adlm.errors import ConfigError
+
+pytest.importorskip("uvicorn")
+from adlm.serve.running import Service
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_of_another_server_is_refused(workers):
+    with Service({"m": "m"}, port=0, workers=workers).bound() as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="choose another --port"):
+            Service({"m": "m"}, port=port, workers=workers).bound()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not spread connections over sockets")
+def test_connections_are_spread_over_the_sockets_of_workers():
+    service = Service({"m": "m"}, port=0, workers=2)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(service.bound())
+        port = first.getsockname()[1]
+        second = stack.enter_context(service.bound(port))
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        counts = [accepted(each, stack) for each in (first, second)]
+    assert sum(counts) == 64
+    assert min(counts) >= 12  # binomial: fewer are a chance of 2e-7
+
+
+def accepted(listening: socket.socket, stack: contextlib.ExitStack) -> int:
+    listening.setblocking(False)
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            stack.enter_context(listening.accept()[0])
+            count += 1
+    return count
