@@ -53,7 +53,8 @@ results: $(READY)
 	$(BIN)/adlm experiment anchors --seeds 1 --jobs 2
 	$(BIN)/adlm experiment domains --seeds 1 --jobs 2
 	$(BIN)/adlm experiment efficiency --seeds 1
-	$(BIN)/python docs/collect.py $(addprefix runs/,anchoring generation sample-complexity anchors domains efficiency)
+	$(BIN)/adlm experiment reasoning --seeds 3 --jobs 2
+	$(BIN)/python docs/collect.py $(addprefix runs/,anchoring generation sample-complexity anchors domains efficiency reasoning)
 
 box: $(READY)
 	$(BIN)/adlm train box-adlm

@@ -28,7 +28,7 @@ LAYERS = [
     ["diffusion"],
     ["anchors", "models", "data"],
     ["configs"],
-    ["types", "errors", "randomness", "world"],
+    ["types", "errors", "memory", "randomness", "world"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from adlm import __version__
 from adlm.errors import AdlmError, Interrupted, UnknownName
+from adlm.memory import keep_freed_memory
 
 COMMANDS = {
     "completion": "a script for bash, zsh or fish that completes commands and options",
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # OpenMP threads that spin long while they wait slow each other down beside any other busy process. A short
     # spin costs nothing on a quiet machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    keep_freed_memory()
     try:
         _run(words, COMMANDS, "adlm.cli", ABOUT)
     except AdlmError as error:

@@ -16,6 +16,7 @@ import torch
 import uvicorn
 
 from adlm.errors import ConfigError, ModelError
+from adlm.memory import keep_freed_memory
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
 from adlm.serve.guard import LOOPBACK
@@ -111,6 +112,7 @@ class _Server(uvicorn.Server):
 
 
 def _serve_here(service: Service, listening: socket.socket, number: int) -> None:
+    keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     device = device_for(service.device)

@@ -19,6 +19,7 @@ from adlm.models.io import ModelConfig
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
 from adlm.text_model import TextModel
 from adlm.types import Batch
 
@@ -35,9 +36,10 @@ needs_harness = pytest.mark.skipif(
 PLAIN = Wrapped(LENGTH)
 
 
-def build(causal, rows=PLAIN, seed=0):
+def build(causal, rows=PLAIN, seed=0, *, two_stages=False):
     stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
-    config = ModelConfig(OneStageConfig(stack), Vocabulary(WORDS.vocab_size, WORDS.mask_id), rows)
+    network = TwoStageConfig(stack, 1) if two_stages else OneStageConfig(stack)
+    config = ModelConfig(network, Vocabulary(WORDS.vocab_size, WORDS.mask_id), rows)
     torch.manual_seed(seed)
     network = config.build().eval()
     for weight in network.parameters():  # so that context counts: blocks begin as nothing
@@ -92,9 +94,10 @@ def items_of(pairs):
     return [joined_tokens(context, after, WORDS) for context, after in pairs]
 
 
+@pytest.mark.parametrize("two_stages", [False, True], ids=["ar", "a2r"])
 @pytest.mark.parametrize("rows", ROWS, ids=repr)
-def test_left_to_right_models_score_continuations_exactly(rows):
-    model = build(True, rows)
+def test_left_to_right_models_score_continuations_exactly(rows, two_stages):
+    model = build(True, rows, two_stages=two_stages)
     for (context, after), found in zip(PAIRS, scorer(model)(items_of(PAIRS)), strict=True):
         if not after:
             assert found == (0, True)
@@ -103,10 +106,11 @@ def test_left_to_right_models_score_continuations_exactly(rows):
         assert found.nats == pytest.approx(direct.nats.mean, rel=1e-5)
 
 
+@pytest.mark.parametrize("two_stages", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rows", ROWS, ids=repr)
-def test_what_greedy_writing_gives_is_greedy_and_nothing_else_is(rows, causal):
-    model = build(causal, rows)
+def test_what_greedy_writing_gives_is_greedy_and_nothing_else_is(rows, causal, two_stages):
+    model = build(causal, rows, two_stages=two_stages)
     for item in items_of(PAIRS[:3]):
         written = greedy_tokens(model, item)
         right = Continuation((*item.tokens[: item.given], *written), item.given)

@@ -1,0 +1,46 @@
+"""Freed tensors are used again: fresh pages are not paid for at every one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+import numpy as np
+from adlm.memory import keep_freed_memory
+arranged = keep_freed_memory() if sys.argv[1] == "kept" else False
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def use():
+    several = [np.ones(1 << 20, np.uint8) for _ in range(8)]
+for _ in range(5):
+    use()
+before = faults()
+for _ in range(50):
+    use()
+print(int(arranged), (faults() - before) / 50)
+"""
+
+
+def run(how, **more):
+    environment = {**{k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}, **more}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True, env=environment
+    )
+    arranged, faults = done.stdout.split()
+    return arranged == "1", float(faults)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other C libraries")
+def test_freed_memory_is_used_again():
+    arranged, kept = run("kept")
+    if not arranged:
+        pytest.skip("the C library is not glibc")
+    assert kept < 20 < 500 < run("as it is")[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other C libraries")
+def test_what_the_environment_says_holds():
+    assert run("kept", MALLOC_TRIM_THRESHOLD_="131072")[0] is False
