@@ -1,11 +1,12 @@
 """From problems that were solved to tables and charts: every way to answer beside the others."""
 
+import math
 from collections.abc import Sequence
 
-from adlm.experiments.statistics import over_runs, paired
+from adlm.experiments.statistics import over_runs
 from adlm.experiments.study import Outcome
 from adlm.experiments.tables import of
-from adlm.reasoning.answers import accuracy
+from adlm.reasoning.answers import accuracy, paired
 from adlm.report.sections import Cell, Chart, Interval, Series, Table, Texts
 
 # In the order of the paper's table, with what it reports for GPT-2: GSM8K, ProntoQA, ProsQA (arXiv 2505.18456).
@@ -20,9 +21,9 @@ METHODS: dict[str, tuple[str, tuple[float, float, float]]] = {
 _PUBLISHED = {"gsm8k": 0, "gsm8k-equations": 0, "prontoqa": 1, "prosqa": 2}
 
 
-def _shares(outcomes: Sequence[Outcome]) -> dict[int, float]:
-    """Percent right, by seed."""
-    return {each.labels["seed"]: 100 * accuracy(each.result["right"]).share for each in outcomes}
+def _seeds(outcomes: Sequence[Outcome]) -> str:
+    count = len({each.labels["seed"] for each in outcomes})
+    return f"{count} seeds" if count > 1 else "one seed (none)"
 
 
 def _rows(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
@@ -33,24 +34,49 @@ def _rows(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
     return found
 
 
+def _share(runs: Sequence[Outcome]) -> Interval:
+    """Percent right: the wider of the intervals over seeds and over problems."""
+    if len(runs) == 1:
+        found = accuracy(runs[0].result["right"])
+        low, high = found.interval
+        return Interval(100 * found.share, 100 * low, 100 * high)
+    return _wider([[100.0 * right for right in run.result["right"]] for run in runs])
+
+
+def _difference(runs: Sequence[Outcome], others: Sequence[Outcome]) -> Interval | None:
+    """Points that `runs` have more right than `others`, with the seeds of both and on the same problems."""
+    theirs = {each.labels["seed"]: each.result["right"] for each in others}
+    pairs = [(each.result["right"], theirs[each.labels["seed"]]) for each in runs if each.labels["seed"] in theirs]
+    if not pairs:
+        return None
+    if len(pairs) == 1:
+        found = paired(*pairs[0])
+        low, high = found.interval
+        return Interval(100 * found.difference, 100 * low, 100 * high)
+    return _wider([[100.0 * (a - b) for a, b in zip(*pair, strict=True)] for pair in pairs])
+
+
+def _wider(points: Sequence[Sequence[float]]) -> Interval:
+    """The mean of points by seed and problem. Few seeds may agree by chance, which says nothing of other problems; and
+    many problems say nothing of other seeds."""
+    seeds = over_runs([math.fsum(each) / len(each) for each in points])
+    means = [math.fsum(each) / len(each) for each in zip(*points, strict=True)]
+    problems = over_runs(means)
+    wider = max(seeds, problems, key=lambda each: each.high - each.low)
+    return Interval(seeds.value, wider.low, wider.high, runs=len(points))
+
+
 def solved_table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outcome]) -> Table:
     rows: list[list[Cell]] = []
     grouped = _rows(outcomes)
     for (base, method), runs in grouped.items():
-        shares, result = _shares(runs), runs[0].result
-        chain = _shares(grouped.get((base, "chain"), []))
-        shared = sorted(shares.keys() & chain.keys())
-        mean = over_runs(list(shares.values()))
-        if len(runs) == 1:  # one seed: what the draw of problems leaves open
-            low, high = accuracy(result["right"]).interval
-            mean = Interval(mean.value, 100 * low, 100 * high)
         rows.append([
             base,
             METHODS[method][0],
-            mean,
-            paired([shares[s] for s in shared], [chain[s] for s in shared]) if shared and method != "chain" else None,
+            _share(runs),
+            None if method == "chain" else _difference(runs, grouped.get((base, "chain"), [])),
             over_runs([each.result["tokens_written"] for each in runs]),
-            result["thoughts"],
+            runs[0].result["thoughts"],
             METHODS[method][1][_PUBLISHED[task]] if task in _PUBLISHED else None,
         ])  # fmt: skip
     columns = (
@@ -65,14 +91,15 @@ def solved_table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outco
     first = outcomes[0].result
     note = (
         f"{len(first['right'])} test problems, the same for all; every model read {first['tokens_read'] / 1e6:.1f} "
-        "million tokens or nearly as many. ± is a 95 % interval over seeds, of one seed over problems. The paper's "
+        "million tokens or nearly as many. ± is a 95 % interval, the wider of that over "
+        f"{_seeds(outcomes)} and that over problems. The paper's "
         "models are GPT-2 with 124 million parameters, trained before and for longer: compare how they go, not their "
         "size."
     )
     if last := [runs for (base, _), runs in _rows(lessons).items() if base == outcomes[0].labels["base"]][-1:]:
         note += (
             " All began as a model that had learned to solve smaller problems step by step; of such it solved "
-            f"{over_runs(list(_shares(last[0]).values()))} %."
+            f"{_share(last[0])} %."
         )
     return Table(f"{task}: problems solved", note, columns, rows, ("", "", "high", "high", "low", "", "high"))
 
@@ -96,7 +123,7 @@ def cost_chart(outcomes: Sequence[Outcome]) -> Chart:
         points = [
             (
                 over_runs([each.result["tokens_written"] for each in group]).value,
-                over_runs(list(_shares(group).values())),
+                _share(group),
             )
             for group in runs
         ]
@@ -125,21 +152,20 @@ def _rows_by_task(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Out
 
 
 def in_words(task: str, outcomes: Sequence[Outcome]) -> str:
-    """Whether anchored chain of thought at least matches a plain one, as far as the interval says."""
-    grouped = _rows(outcomes)
-    base = outcomes[0].labels["base"]
-    ours, chain = grouped.get((base, "anchored")), grouped.get((base, "chain"))
-    if not ours or not chain:
-        return ""
-    a, b = _shares(ours), _shares(chain)
-    shared = sorted(a.keys() & b.keys())
-    difference = paired([a[s] for s in shared], [b[s] for s in shared])
-    said = "more" if difference.low > 0 else "less" if difference.high < 0 else "as much, as far as can be told"
-    tokens = [sum(each.result["tokens_written"] for each in group) / len(group) for group in (ours, chain)]
-    return (
-        f"On {task}, anchored chain of thought solves {said} than a plain one ({difference} points over {len(shared)} "
-        f"seeds), and writes {tokens[0]:.0f} tokens where that writes {tokens[1]:.0f}."
-    )
+    """How anchored chain of thought stands to a plain one and to Coconut, as far as the intervals say."""
+    grouped, base = _rows(outcomes), outcomes[0].labels["base"]
+    ours = grouped.get((base, "anchored"))
+    said = []
+    for method, other in (("chain", "a plain one"), ("coconut", "Coconut")):
+        theirs = grouped.get((base, method))
+        difference = _difference(ours, theirs) if ours and theirs else None
+        if not ours or not theirs or difference is None:
+            continue
+        more = "more" if difference.low > 0 else "less" if difference.high < 0 else "neither surely more nor less"
+        tokens = [sum(each.result["tokens_written"] for each in group) / len(group) for group in (ours, theirs)]
+        written = f"{tokens[0]:.0f} tokens written, there {tokens[1]:.0f}"
+        said.append(f"{more} than {other} ({difference} points; {written})")
+    return f"On {task}, anchored chain of thought solves {' and '.join(said)}." if said else ""
 
 
 def size_chart(task: str, outcomes: Sequence[Outcome]) -> Chart:
@@ -147,7 +173,7 @@ def size_chart(task: str, outcomes: Sequence[Outcome]) -> Chart:
     series = []
     for (_, method), runs in _rows(outcomes).items():
         points = [
-            (size, over_runs([100 * accuracy(each.result["right"][str(size)]).share for each in runs]))
+            (size, _share([each._replace(result={"right": each.result["right"][str(size)]}) for each in runs]))
             for size in runs[0].result["sizes"]
         ]
         series.append(

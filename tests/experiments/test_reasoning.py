@@ -76,17 +76,30 @@ def test_models_are_asked_problems_of_other_sizes_too(tmp_path, monkeypatch):
 
 
 def test_the_lead_says_more_only_beyond_the_interval():
+    half = [True, False] * 20
+
     def lead(ours):
-        chain = [outcome("prosqa", "chain", seed, [True, False], 40.0) for seed in range(3)]
+        chain = [outcome("prosqa", "chain", seed, half, 40.0) for seed in range(3)]
         return Reasoning().report([*chain, *ours]).lead
 
-    always = [outcome("prosqa", "anchored", seed, [True, True], 20.0) for seed in range(3)]
+    always = [outcome("prosqa", "anchored", seed, [True] * 40, 20.0) for seed in range(3)]
     assert "solves more than a plain one" in lead(always)
-    assert "writes 20 tokens where that writes 40" in lead(always)
-    sometimes = [outcome("prosqa", "anchored", seed, [True, seed == 0], 20.0) for seed in range(3)]
-    assert "as far as can be told" in lead(sometimes)
-    never = [outcome("prosqa", "anchored", seed, [False, False], 20.0) for seed in range(3)]
+    assert "20 tokens written, there 40" in lead(always)
+    sometimes = [outcome("prosqa", "anchored", seed, [True] * 40 if seed == 0 else half, 20.0) for seed in range(3)]
+    assert "neither surely more nor less" in lead(sometimes)
+    never = [outcome("prosqa", "anchored", seed, [False] * 40, 20.0) for seed in range(3)]
     assert "solves less than a plain one" in lead(never)
+
+
+def test_seeds_that_agree_by_chance_do_not_make_a_difference_sure():
+    one_more = [True, True, *[True, False] * 19]
+    outcomes = [outcome("prosqa", "chain", seed, [True, False] * 20, 40.0) for seed in range(2)]
+    outcomes += [outcome("prosqa", "anchored", seed, one_more, 20.0) for seed in range(2)]
+    report = Reasoning().report(outcomes)
+    assert "neither surely more nor less" in report.lead
+    difference = report.sections[0].rows[1][3]
+    assert difference.value == pytest.approx(2.5)
+    assert difference.low < 0 < difference.high
 
 
 def test_the_papers_figures_stand_beside_tasks_that_it_has():
