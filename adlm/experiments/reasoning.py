@@ -13,7 +13,7 @@ from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.reasoning.diffusion import Diffused
 from adlm.reasoning.methods import Chain, Method
-from adlm.reasoning.problem import Generated
+from adlm.reasoning.problem import Generated, published_folder
 from adlm.reasoning.rows import Reasoned, problems_of
 from adlm.reasoning.solve import solve
 from adlm.reasoning.stages import (
@@ -197,6 +197,12 @@ class BySize(Work):
         return {"sizes": list(self.sizes), "right": right}
 
 
+def _at_hand(scale: str) -> list[str]:
+    """Tasks with a budget, without those that cannot be generated and have no files here."""
+    folders = {"gsm8k": "gsm8k", "gsm8k-equations": "gsm8k_aug"}
+    return [name for name in _BUDGETS[scale] if name not in folders or published_folder("", folders[name])]
+
+
 def _attending(place: Place) -> Callable[[Stage, int, int], AbstractContextManager[Attendance]]:
     @contextmanager
     def around(stage: Stage, number: int, count: int) -> Iterator[Attendance]:
@@ -213,7 +219,7 @@ def _silent(text: str) -> None:
 @dataclass(frozen=True)
 class Reasoning(Study):
     """Args:
-    tasks: by name; by default those that the scale has a budget for.
+    tasks: by name; by default those that the scale has a budget for, GSM8K only where its files are.
     methods: by name; all by default.
     bases: kinds of fresh models (ar, a2r, adlm), or models to begin with. The first is given every method, the others
         are anchored, on the first task alone; a diffusion model writes its chain without anchors too.
@@ -233,7 +239,7 @@ class Reasoning(Study):
     def steps(self) -> Sequence[Step]:
         steps: list[Step] = []
         for seed in range(self.seeds):
-            for number, task in enumerate(self.tasks or _BUDGETS[self.scale]):
+            for number, task in enumerate(self.tasks or _at_hand(self.scale)):
                 for place, base in enumerate(self._bases if number == 0 else self._bases[:1]):
                     steps += self._of(task, base, seed, self._methods(place, base))
         return steps

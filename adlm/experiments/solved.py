@@ -96,6 +96,8 @@ def solved_table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outco
         "models are GPT-2 with 124 million parameters, trained before and for longer: compare how they go, not their "
         "size."
     )
+    if task in _PUBLISHED:
+        note += " Problems are the published ones where their files are in $ADLM_DATA, else generated in their form."
     if last := [runs for (base, _), runs in _rows(lessons).items() if base == outcomes[0].labels["base"]][-1:]:
         note += (
             " All began as a model that had learned to solve smaller problems step by step; of such it solved "

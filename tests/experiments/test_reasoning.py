@@ -49,6 +49,14 @@ def test_a_task_without_a_budget_is_named():
         Reasoning(tasks=("gsm8k",)).steps()
 
 
+def test_gsm8k_is_left_out_where_its_files_are_not(tmp_path, monkeypatch):
+    monkeypatch.delenv("ADLM_DATA", raising=False)
+    assert "gsm8k-equations" not in {step.labels["task"] for step in Reasoning(seeds=1).steps()}
+    (tmp_path / "gsm8k_aug").mkdir()
+    monkeypatch.setenv("ADLM_DATA", str(tmp_path))
+    assert "gsm8k-equations" in {step.labels["task"] for step in Reasoning(seeds=1).steps()}
+
+
 def test_a_small_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     lesson = Lesson({"nodes": 10, "least": 1, "most": 3}, 600, 0.001, 16)
     monkeypatch.setitem(reasoning._BUDGETS["nano"], "graph", Budget(600, 0.001, 16, 4, 0, (lesson,)))
