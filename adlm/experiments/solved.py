@@ -21,11 +21,6 @@ METHODS: dict[str, tuple[str, tuple[float, float, float]]] = {
 _PUBLISHED = {"gsm8k": 0, "gsm8k-equations": 0, "prontoqa": 1, "prosqa": 2}
 
 
-def _seeds(outcomes: Sequence[Outcome]) -> str:
-    count = len({each.labels["seed"] for each in outcomes})
-    return f"{count} seeds" if count > 1 else "one seed (none)"
-
-
 def _rows(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
     """By base and method, in the order of the steps."""
     found: dict[tuple[str, str], list[Outcome]] = {}
@@ -67,43 +62,46 @@ def _wider(points: Sequence[Sequence[float]]) -> Interval:
 
 
 def solved_table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outcome]) -> Table:
+    grouped, published = _rows(outcomes), _PUBLISHED.get(task)
     rows: list[list[Cell]] = []
-    grouped = _rows(outcomes)
     for (base, method), runs in grouped.items():
-        rows.append([
+        name, figures = METHODS[method]
+        row: list[Cell] = [
             base,
-            METHODS[method][0],
+            name,
             _share(runs),
             None if method == "chain" else _difference(runs, grouped.get((base, "chain"), [])),
             over_runs([each.result["tokens_written"] for each in runs]),
             runs[0].result["thoughts"],
-            METHODS[method][1][_PUBLISHED[task]] if task in _PUBLISHED else None,
-        ])  # fmt: skip
-    columns = (
-        "model",
-        "method",
-        "right, %",
-        "against chain of thought",
-        "tokens written",
-        "thoughts",
-        "GPT-2, the paper's",
-    )
-    first = outcomes[0].result
-    note = (
-        f"{len(first['right'])} test problems, the same for all; every model read {first['tokens_read'] / 1e6:.1f} "
-        "million tokens or nearly as many. ± is a 95 % interval, the wider of that over "
-        f"{_seeds(outcomes)} and that over problems. The paper's "
-        "models are GPT-2 with 124 million parameters, trained before and for longer: compare how they go, not their "
-        "size."
-    )
-    if task in _PUBLISHED:
-        note += " Problems are the published ones where their files are in $ADLM_DATA, else generated in their form."
+        ]
+        rows.append(row if published is None else [*row, figures[published]])
+    columns = ["model", "method", "right, %", "against chain of thought", "tokens written", "thoughts"]
+    best = ["", "", "high", "high", "low", ""]
+    if published is not None:
+        columns, best = [*columns, "GPT-2, the paper's"], [*best, "high"]
+    return Table(f"{task}: problems solved", _how(task, outcomes, lessons), columns, rows, best)
+
+
+def _how(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outcome]) -> str:
+    """The note of a table."""
+    first, seeds = outcomes[0].result, {each.labels["seed"] for each in outcomes}
+    several = f"the wider of that over {len(seeds)} seeds and that over problems"
+    said = [
+        f"{len(first['right'])} test problems, the same for all, after {first['steps']:,} steps or nearly as many; "
+        f"± is a 95 % interval, {several if len(seeds) > 1 else 'over problems, of one seed'}."
+    ]
     if last := [runs for (base, _), runs in _rows(lessons).items() if base == outcomes[0].labels["base"]][-1:]:
-        note += (
-            " All began as a model that had learned to solve smaller problems step by step; of such it solved "
+        said.append(
+            f"All began as a model that had learned to solve smaller problems step by step; of such it solved "
             f"{_share(last[0])} %."
         )
-    return Table(f"{task}: problems solved", note, columns, rows, ("", "", "high", "high", "low", "", "high"))
+    if task in _PUBLISHED:
+        said.append(
+            "Problems are the published ones where their files are in $ADLM_DATA, else generated in their form. The "
+            "paper's models are GPT-2 with 124 million parameters, trained before and for longer: compare how they go, "
+            "not their size."
+        )
+    return " ".join(said)
 
 
 def one_problem(task: str, outcomes: Sequence[Outcome]) -> Texts:
