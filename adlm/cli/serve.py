@@ -34,7 +34,8 @@ def command(
         port: 0 takes any that is free.
         key: what requests must bring as `Authorization: Bearer KEY`; better given as ADLM_KEY, which no list of
             processes shows.
-        workers: processes behind the port, each with the models; with several GPUs, each has its own.
+        workers: processes behind the port, each with the models; with several GPUs each has its own, on a CPU its
+            share of the cores.
         device: auto, cpu, cuda or mps.
         studio: with the page of `adlm studio`.
         limits: of each request, and of how many there may be.
