@@ -128,10 +128,10 @@ def test_supervised_finetuning_teaches_the_response_and_never_noises_the_prompt(
             seen.append(bool((corrupted.x_t != batch.tokens)[batch.fixed].any()))
             return super().__call__(model, batch, progress=progress, noise=noise)
 
-    train = replace(TRAIN, steps=60)
+    train = replace(TRAIN, steps=120)
     run = replace(run, data=prompts, objective=Spy(CountMasking()), train=train, start=Finetune(str(folder / "model")))
     result = fitted(run, tmp_path / "run", folder / "cache")
-    assert len(seen) == 60
+    assert len(seen) == 120
     assert not any(seen)
     model = adlm.TextModel(result.model, result.config, result.tokenizer)
     assert model.generate("cdef", seed=1) == ["cdefghab"]

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import adlm
+import adlm.train.muon as muon_module
+import adlm.train.step as step_module
 from adlm.configs import from_json, to_json
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
@@ -127,11 +129,19 @@ def test_a_run_leaves_the_callers_random_numbers_alone(tmp_path):
 
 
 def test_micro_batches_give_the_losses_of_one_large_batch(tmp_path):
-    fitted(with_train(micro_rows=8), tmp_path / "whole")
-    fitted(with_train(micro_rows=2), tmp_path / "parts")
-    fitted(with_train(micro_rows=3), tmp_path / "uneven")
+    for name, rows in (("whole", 8), ("parts", 2), ("uneven", 3)):
+        fitted(with_train(micro_rows=rows, optimizer=AdamW(lr=5e-3), bf16=False), tmp_path / name)
     assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "parts"), abs=1e-6)
     assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "uneven"), abs=1e-6)
+
+
+def test_in_bfloat16_a_run_loses_nearly_as_in_float32(tmp_path, monkeypatch):
+    for name, fast in (("float32", False), ("bfloat16", True)):
+        for module in (step_module, muon_module):
+            monkeypatch.setattr(module, "bf16_is_fast", lambda device, fast=fast: fast)
+        fitted(RUN, tmp_path / name)
+    assert losses(tmp_path / "bfloat16") != losses(tmp_path / "float32")
+    assert losses(tmp_path / "bfloat16") == pytest.approx(losses(tmp_path / "float32"), rel=5e-3)
 
 
 def test_a_run_in_two_sittings_is_the_run_in_one_to_the_bit(tmp_path):
