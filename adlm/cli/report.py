@@ -238,16 +238,7 @@ def _data_name(run: _Trained) -> str:
 
 
 def _curves(runs: Sequence[_Trained]) -> list[Chart]:
-    validation = [
-        Series(
-            run.name,
-            [each.tokens for each in run.validations],
-            [each.nats.value for each in run.validations],
-            [each.nats.low for each in run.validations],
-            [each.nats.high for each in run.validations],
-        )
-        for run in runs
-    ]
+    validation = [Series.of(run.name, [(each.tokens, each.nats) for each in run.validations]) for run in runs]
     training = [Series(run.name, [x for x, _ in run.bound], [y for _, y in run.bound]) for run in runs]
     x, notes = (
         "tokens trained on",

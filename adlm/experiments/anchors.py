@@ -246,14 +246,9 @@ def _chart(axis: str, points: Sequence[_Point]) -> list[Section]:
     log = axis != "wrong"
     shown = [point for point in points if not log or float(point.value) > 0]
     levels = [("γ = 0", point.mean.value) for point in points if log and float(point.value) == 0]
-    x = [float(point.value) for point in shown]
-    series = [_series("ADLM", x, [point.mean for point in shown])] if shown else []
+    series = [Series.of("ADLM", [(float(point.value), point.mean) for point in shown])] if shown else []
     note = "Bars are 95 % intervals over seeds, where there are several."
     return [Chart(AXES[axis], note, axis, "nats a token", series, x_log=log, levels=levels)]
-
-
-def _series(name: str, x: Sequence[float], y: Sequence[Interval]) -> Series:
-    return Series(name, x, [each.value for each in y], [each.low for each in y], [each.high for each in y])
 
 
 def _scatter(points: Sequence[_Point]) -> Chart:

@@ -17,7 +17,6 @@ from adlm.experiments.equal_quality import (
     needed_words,
     needs,
     reached,
-    series_of,
 )
 from adlm.experiments.naive import NaiveAnelbo
 from adlm.experiments.study import Outcome, Step, Study
@@ -243,8 +242,8 @@ def _speed_chart(sampling: Result) -> Chart:
 
 def _quality_chart(sampling: Result) -> Chart:
     def points(name: str, methods: Sequence[Result]) -> Series:
-        line = series_of(name, [_ms(m, sampling) for m in methods], [_interval(m["nats"]) for m in methods])
-        return replace(line, labels=[str(m["steps"]) for m in methods], line=len(methods) > 1)
+        found = [(_ms(m, sampling), _interval(m["nats"])) for m in methods]
+        return Series.of(name, found, labels=[str(m["steps"]) for m in methods], line=len(methods) > 1)
 
     over_steps = {name: each for name, each in _ancestral(sampling).items() if not name.endswith(_NAIVE)}
     shown = [points(name, methods) for name, methods in over_steps.items()]

@@ -103,21 +103,16 @@ def curves_over_cost(trained: Sequence[Outcome], steps: Result | None) -> list[S
             for here in zip(*(run.result["curve"] for run in runs), strict=False)
             if here[0][0] > 0
         ]
-        means = [mean for _, mean in points]
         for series, a_token in (
             (work, result["work"] / result["tokens"] / 1e12),
             (clock, _seconds_a_token(model, result, steps)),
         ):
-            series.append(series_of(model, [tokens * a_token for tokens, _ in points], means))
+            series.append(Series.of(model, [(tokens * a_token, mean) for tokens, mean in points]))
     note = "Validation; bands are 95 % intervals over seeds."
     return [
         Chart("Bound over work", note, "TFLOP", "nats a token", work, x_log=True),
         Chart("Bound over time", note, "seconds", "nats a token", clock, x_log=True),
     ]
-
-
-def series_of(name: str, x: Sequence[float], y: Sequence[Interval]) -> Series:
-    return Series(name, x, [each.value for each in y], [each.low for each in y], [each.high for each in y])
 
 
 def needed_words(needed: Needed) -> list[str]:

@@ -90,16 +90,6 @@ def _geometric(values: Sequence[float]) -> Interval:
     return exponential(over_runs([math.log(max(value, _LEAST)) for value in values]))
 
 
-def _series(name: str, points: Sequence[tuple[float, Interval]]) -> Series:
-    return Series(
-        name,
-        [x for x, _ in points],
-        [y.value for _, y in points],
-        [y.low for _, y in points],
-        [y.high for _, y in points],
-    )
-
-
 def _chart(d: int, curves: Sequence[Curve]) -> Chart:
     series = []
     for model, mine in _models(curves).items():
@@ -107,7 +97,7 @@ def _chart(d: int, curves: Sequence[Curve]) -> Chart:
         for curve in mine:
             for count, excess in zip(curve.counts, curve.excess, strict=True):
                 by_rows.setdefault(count, []).append(excess)
-        series.append(_series(model, [(count, _geometric(by_rows[count])) for count in sorted(by_rows)]))
+        series.append(Series.of(model, [(count, _geometric(by_rows[count])) for count in sorted(by_rows)]))
     entropy = math.fsum(curve.entropy for curve in curves) / len(curves)
     dependence = math.fsum(curve.dependence for curve in curves) / len(curves)
     note = (
@@ -158,7 +148,7 @@ def _needed_chart(curves: Sequence[Curve], sizes: Sequence[int]) -> Chart:
         cells = [(d, _needed(_by_size(mine, d))) for d in sizes]
         points = [(float(d), cell) for d, cell in cells if isinstance(cell, Interval)]
         if points:
-            series.append(_series(model, points))
+            series.append(Series.of(model, points))
     note = "A straight line is a power of a constant: K for each anchor, by the theory of anchored tables."
     return Chart("Rows needed against the size of the anchor set", note, "anchors", "rows needed", series, y_log=True)
 

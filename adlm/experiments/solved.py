@@ -120,25 +120,10 @@ def cost_chart(outcomes: Sequence[Outcome]) -> Chart:
     series = []
     for method, (name, _) in METHODS.items():
         runs = [group for (_, each), group in _rows_by_task(outcomes).items() if each == method]
-        points = [
-            (
-                over_runs([each.result["tokens_written"] for each in group]).value,
-                _share(group),
-            )
-            for group in runs
-        ]
+        points = [(over_runs([each.result["tokens_written"] for each in group]).value, _share(group)) for group in runs]
         if points:
-            series.append(
-                Series(
-                    name,
-                    [x for x, _ in points],
-                    [y.value for _, y in points],
-                    [y.low for _, y in points],
-                    [y.high for _, y in points],
-                    labels=[group[0].labels["task"] for group in runs],
-                    line=False,
-                )
-            )
+            labels = [group[0].labels["task"] for group in runs]
+            series.append(Series.of(name, points, labels=labels, line=False))
     return Chart("Accuracy and what it costs", "Upper left is better.", "tokens written", "right, %", series)
 
 
@@ -176,15 +161,7 @@ def size_chart(task: str, outcomes: Sequence[Outcome]) -> Chart:
             (size, _share([each._replace(result={"right": each.result["right"][str(size)]}) for each in runs]))
             for size in runs[0].result["sizes"]
         ]
-        series.append(
-            Series(
-                METHODS[method][0],
-                [size for size, _ in points],
-                [y.value for _, y in points],
-                [y.low for _, y in points],
-                [y.high for _, y in points],
-            )
-        )
+        series.append(Series.of(METHODS[method][0], points))
     note = (
         f"Of {len(next(iter(outcomes[0].result['right'].values())))} generated problems each. Lessons had small ones, "
         "with steps; what each method was trained on after them has the largest size alone."

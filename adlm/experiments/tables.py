@@ -29,14 +29,6 @@ def curves(title: str, outcomes: Sequence[Outcome], *, label: str = "model") -> 
     for name in dict.fromkeys(outcome.labels[label] for outcome in outcomes):
         runs = [outcome.result["curve"] for outcome in of(outcomes, **{label: name})]
         points = [(here[0][0], over_runs([point[1] for point in here])) for here in zip(*runs, strict=False)]
-        series.append(
-            Series(
-                name,
-                [tokens for tokens, _ in points],
-                [mean.value for _, mean in points],
-                [mean.low for _, mean in points],
-                [mean.high for _, mean in points],
-            )
-        )
+        series.append(Series.of(name, points))
     note = "Bands are 95 % intervals over seeds."
     return Chart(f"Learning on {title}", note, "tokens read", "nats a token, validation", series)

@@ -4,6 +4,7 @@ import math
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class Series:
     high: Sequence[float] = ()
     labels: Sequence[str] = ()
     line: bool = True
+
+    @classmethod
+    def of(cls, name: str, points: Sequence[tuple[float, Interval]], **rest: Any) -> "Series":
+        """Of figures with their intervals."""
+        x, y = [x for x, _ in points], [y for _, y in points]
+        return cls(name, x, [each.value for each in y], [each.low for each in y], [each.high for each in y], **rest)
 
 
 @dataclass(frozen=True)
