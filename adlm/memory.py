@@ -14,7 +14,8 @@ def keep_freed_memory(mebibytes: int = 256) -> bool:
     fresh pages: 4 to 8 % of a training step or of a pass for several rows (docs/log.md). What a user has set in the
     environment holds.
     """
-    if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")):
+    tuned = os.environ.get("GLIBC_TUNABLES", "")
+    if "MALLOC_TRIM_THRESHOLD_" in os.environ or "MALLOC_MMAP_THRESHOLD_" in os.environ or "glibc.malloc." in tuned:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -12,6 +12,7 @@ the server's with those of its workers, do so less.
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -19,6 +20,7 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -75,6 +77,8 @@ def served(model: str, workers: int, requests: int) -> Iterator[tuple[int, int]]
         found = re.search(r"http://[^ ]*:(\d+)", process.stderr.readline())
         if found is None:
             raise SystemExit("the server did not say where it is")
+        # It says every request; nobody reads that, and a full pipe would stop it.
+        threading.Thread(target=collections.deque, args=(process.stderr, 0), daemon=True).start()
         port = int(found[1])
         for _ in range(100):
             try:
@@ -85,7 +89,7 @@ def served(model: str, workers: int, requests: int) -> Iterator[tuple[int, int]]
         yield process.pid, port
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
 
 
 async def asked(port: int, ask: GenerateRequest) -> tuple[float, float, str]:

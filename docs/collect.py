@@ -9,7 +9,6 @@ import json
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from adlm.configs import from_json
 from adlm.experiments import named  # noqa: F401 - the studies are known once they are imported
@@ -30,8 +29,6 @@ def main() -> None:
             outcome["result"].pop("player", None)  # made again by whoever runs the study
             if isinstance(outcome["result"].get("texts"), list):
                 outcome["result"]["texts"] = outcome["result"]["texts"][:KEPT_TEXTS]
-            if "right" in outcome["result"]:
-                outcome["result"]["right"] = _marks(outcome["result"]["right"])
         text = json.dumps(record, indent=1) + "\n"
         if str(Path.home()) in text or str(Path.cwd()) in text:
             raise SystemExit(f"{folder}: a path of this machine is in the results")
@@ -51,13 +48,6 @@ def main() -> None:
                 continue  # samples and players are for the page
         (OUT / f"{study.name}.md").write_text("\n\n".join(filter(None, lines)) + "\n", encoding="utf-8")
         print(f"{study.name}: {len(record['outcomes'])} outcomes, {charts} charts")
-
-
-def _marks(right: Any) -> Any:
-    """Problems solved or not as a word of 1 and 0, which is a line where a list is hundreds."""
-    if isinstance(right, dict):
-        return {name: _marks(each) for name, each in right.items()}
-    return "".join("01"[bool(each)] for each in right)
 
 
 def _command(study: Study) -> str:

@@ -25,7 +25,8 @@ print(int(arranged), (faults() - before) / 50)
 
 
 def run(how, **more):
-    environment = {**{k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}, **more}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    environment = {**kept, **more}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True, env=environment
     )
@@ -38,9 +39,16 @@ def test_freed_memory_is_used_again():
     arranged, kept = run("kept")
     if not arranged:
         pytest.skip("the C library is not glibc")
-    assert kept < 20 < 500 < run("as it is")[1]
+    assert kept < 20
+    before = run("as it is")[1]
+    if before < 100:
+        pytest.skip(f"pages are large here: {before:.0f} faults without it")
+    assert kept < before / 5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other C libraries")
-def test_what_the_environment_says_holds():
-    assert run("kept", MALLOC_TRIM_THRESHOLD_="131072")[0] is False
+@pytest.mark.parametrize(
+    "said", [{"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
+)
+def test_what_the_environment_says_holds(said):
+    assert run("kept", **said)[0] is False

@@ -26,6 +26,7 @@ from adlm.experiments.study import (
     Step,
     Study,
     carry_out,
+    descriptions,
     stored_result,
     write_results,
 )
@@ -134,8 +135,10 @@ def _plan(study: Study, root: Path) -> None:
     """What there is to do, and how to have it done by other machines: a step that finds its model trained goes on."""
     table = Printed("step", "parameters", "TFLOP", "state")
     commands = []
-    for step in study.steps():
-        state = "to do" if stored_result(root, step) is None else "done"
+    steps = study.steps()
+    described = descriptions(steps)
+    for step in steps:
+        state = "to do" if stored_result(root, step.name, described[step.name]) is None else "done"
         if not isinstance(step.work, Train):
             table.add_row(step.name, "", "", state)
             continue

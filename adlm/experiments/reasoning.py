@@ -5,15 +5,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from adlm.errors import UnknownName
+from adlm.errors import DataError, UnknownName
 from adlm.experiments.solved import METHODS, cost_chart, in_words, one_problem, size_chart, solved_table
 from adlm.experiments.study import Outcome, Place, Step, Study, Work
 from adlm.experiments.tables import of
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
+from adlm.reasoning.decode import Solved
 from adlm.reasoning.diffusion import Diffused
 from adlm.reasoning.methods import Chain, Method
-from adlm.reasoning.problem import Generated, published_folder
+from adlm.reasoning.problem import SPLITS, Generated, Task
 from adlm.reasoning.rows import Reasoned, problems_of
 from adlm.reasoning.solve import solve
 from adlm.reasoning.stages import (
@@ -63,6 +64,7 @@ class Budget(NamedTuple):
         lessons: what fresh models begin with, in order.
         sizes: of problems that are asked beside the test split's.
         task, smaller: where the name is not a task's own: the task, and fields of it.
+        stack: of fresh models, where it is not the scale's own.
     """
 
     problems: int
@@ -74,6 +76,7 @@ class Budget(NamedTuple):
     sizes: tuple[int, ...] = ()
     task: str = ""
     smaller: Mapping[str, int] = {}
+    stack: StackConfig | None = None
 
 
 _BUDGETS: dict[str, dict[str, Budget]] = {
@@ -106,6 +109,17 @@ _BUDGETS: dict[str, dict[str, Budget]] = {
             (Lesson({"least": 6, "most": 12}, 32_000, 0.02, 32),),
             task="prosqa",
             smaller={"least": 12, "most": 12},
+        ),
+        "prosqa with five layers": Budget(
+            9_600,
+            0.02,
+            32,
+            500,
+            360,
+            (Lesson({"least": 6, "most": 16}, 64_000, 0.02, 32), Lesson({"least": 12}, 48_000, 0.02, 32)),
+            (8, 12, 16, 20, 24, 28),
+            task="prosqa",
+            stack=StackConfig(width=96, heads=2, layers=5),
         ),
         "arithmetic": Budget(20_000, 0.04, 64, 500, 0, (Lesson({"least": 1, "most": 2}, 20_000, 0.04, 64),)),
         "gsm8k-equations": Budget(0, 0.1, 64, 0, 200),
@@ -155,7 +169,7 @@ class Reason(Work):
             "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
             "steps": sum(stage.run.train.steps for stage in stages),
             "tokens_read": sum(stage.run.train.steps * stage.run.train.tokens for stage in stages),
-            "right": [each.right for each in solved],
+            "right": _word(solved),
             "answered": sum(each.found is not None for each in solved) / len(solved),
             "tokens_written": sum(each.written.tokens for each in solved) / len(solved),
             "thoughts": len(shown.written.thoughts),
@@ -193,14 +207,24 @@ class BySize(Work):
             data = Reasoned(task, self.method, self.method.stages - 1, str(folder))
             assert isinstance(task, Generated)
             _, solved = solve(model.network, model.tokenizer, data, task.drawn("test"), f"of size {size}")
-            right[str(size)] = [each.right for each in solved]
+            right[str(size)] = _word(solved)
         return {"sizes": list(self.sizes), "right": right}
 
 
+def _word(solved: Sequence[Solved]) -> str:
+    return "".join("01"[each.right] for each in solved)
+
+
 def _at_hand(scale: str) -> list[str]:
-    """Tasks with a budget, without those that cannot be generated and have no files here."""
-    folders = {"gsm8k": "gsm8k", "gsm8k-equations": "gsm8k_aug"}
-    return [name for name in _BUDGETS[scale] if name not in folders or published_folder("", folders[name])]
+    """Tasks with a budget, without those that cannot be generated and whose files are not all here."""
+
+    def is_here(task: Task) -> bool:
+        try:
+            return isinstance(task, Generated) or all(task.origin(split) for split in SPLITS)
+        except DataError:
+            return False
+
+    return [name for name, budget in _BUDGETS[scale].items() if is_here(task_of(budget.task or name, None))]
 
 
 def _attending(place: Place) -> Callable[[Stage, int, int], AbstractContextManager[Attendance]]:
@@ -258,7 +282,8 @@ class Reasoning(Study):
         known = _BUDGETS[self.scale]
         if task not in known:
             raise UnknownName(f"task at {self.scale} scale", task, known)
-        budget, begun = known[task], base_of(base, _STACKS[self.scale])
+        budget = known[task]
+        begun = base_of(base, budget.stack or _STACKS[self.scale])
         kind = budget.task or task
         fresh, diffusion = begun.start == Fresh(), base if begun.objective is not None else ""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from adlm.experiments.statistics import over_runs
 from adlm.experiments.study import Outcome
 from adlm.experiments.tables import of
-from adlm.reasoning.answers import accuracy, paired
+from adlm.reasoning.answers import Accuracy, accuracy, paired
 from adlm.report.sections import Cell, Chart, Interval, Series, Table, Texts
 
 # In the order of the paper's table, with what it reports for GPT-2: GSM8K, ProntoQA, ProsQA (arXiv 2505.18456).
@@ -18,7 +18,7 @@ METHODS: dict[str, tuple[str, tuple[float, float, float]]] = {
     "coconut": ("Coconut", (34.1, 99.8, 97.0)),
     "anchored": ("anchored chain of thought", (45.2, 100.0, 97.3)),
 }
-_PUBLISHED = {"gsm8k": 0, "gsm8k-equations": 0, "prontoqa": 1, "prosqa": 2}
+_PUBLISHED = {"gsm8k": 0, "gsm8k-equations": 0, "prontoqa": 1, "prosqa": 2, "prosqa with five layers": 2}
 
 
 def _rows(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
@@ -29,36 +29,42 @@ def _rows(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
     return found
 
 
-def _share(runs: Sequence[Outcome]) -> Interval:
-    """Percent right: the wider of the intervals over seeds and over problems."""
-    if len(runs) == 1:
-        found = accuracy(runs[0].result["right"])
-        low, high = found.interval
-        return Interval(100 * found.share, 100 * low, 100 * high)
-    return _wider([[100.0 * right for right in run.result["right"]] for run in runs])
+def _share(words: Sequence[str]) -> Interval:
+    """Percent right, of a word of marks for each seed: the wider of the intervals over seeds and over problems."""
+    shares, problems = [100 * accuracy(_marks(word)).share for word in words], len(words[0])
+    low, high = Accuracy(round(sum(word.count("1") for word in words) / len(words)), problems).interval
+    return _wider(shares, Interval(math.fsum(shares) / len(shares), 100 * low, 100 * high), 0, 100)
 
 
 def _difference(runs: Sequence[Outcome], others: Sequence[Outcome]) -> Interval | None:
     """Points that `runs` have more right than `others`, with the seeds of both and on the same problems."""
-    theirs = {each.labels["seed"]: each.result["right"] for each in others}
-    pairs = [(each.result["right"], theirs[each.labels["seed"]]) for each in runs if each.labels["seed"] in theirs]
+    theirs = {each.labels["seed"]: _marks(each.result["right"]) for each in others}
+    mine = {each.labels["seed"]: _marks(each.result["right"]) for each in runs}
+    pairs = [paired(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
     if not pairs:
         return None
-    if len(pairs) == 1:
-        found = paired(*pairs[0])
-        low, high = found.interval
-        return Interval(100 * found.difference, 100 * low, 100 * high)
-    return _wider([[100.0 * (a - b) for a, b in zip(*pair, strict=True)] for pair in pairs])
+    low, high = (math.fsum(each) / len(pairs) for each in zip(*(pair.interval for pair in pairs), strict=True))
+    differences = [100 * pair.difference for pair in pairs]
+    problems = Interval(math.fsum(differences) / len(differences), 100 * low, 100 * high)
+    return _wider(differences, problems, -100, 100)
 
 
-def _wider(points: Sequence[Sequence[float]]) -> Interval:
-    """The mean of points by seed and problem. Few seeds may agree by chance, which says nothing of other problems; and
-    many problems say nothing of other seeds."""
-    seeds = over_runs([math.fsum(each) / len(each) for each in points])
-    means = [math.fsum(each) / len(each) for each in zip(*points, strict=True)]
-    problems = over_runs(means)
-    wider = max(seeds, problems, key=lambda each: each.high - each.low)
-    return Interval(seeds.value, wider.low, wider.high, runs=len(points))
+def _wider(by_seed: Sequence[float], problems: Interval, least: float, most: float) -> Interval:
+    """Few seeds may agree by chance, which says nothing of other problems; and many problems say nothing of other
+    seeds. The interval over problems is that of a single seed, as if seeds told nothing new of them."""
+    if len(by_seed) == 1:
+        return problems
+    wider = max(over_runs(by_seed), problems, key=lambda each: each.high - each.low)
+    return Interval(problems.value, max(least, wider.low), min(most, wider.high), runs=len(by_seed))
+
+
+def _marks(word: str) -> list[bool]:
+    """Of a word of 1 and 0, a problem each: results are written so, since lists of them are long."""
+    return [mark == "1" for mark in word]
+
+
+def _words(runs: Sequence[Outcome]) -> list[str]:
+    return [run.result["right"] for run in runs]
 
 
 def solved_table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outcome]) -> Table:
@@ -69,7 +75,7 @@ def solved_table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outco
         row: list[Cell] = [
             base,
             name,
-            _share(runs),
+            _share(_words(runs)),
             None if method == "chain" else _difference(runs, grouped.get((base, "chain"), [])),
             over_runs([each.result["tokens_written"] for each in runs]),
             runs[0].result["thoughts"],
@@ -84,22 +90,28 @@ def solved_table(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outco
 
 def _how(task: str, outcomes: Sequence[Outcome], lessons: Sequence[Outcome]) -> str:
     """The note of a table."""
-    first, seeds = outcomes[0].result, {each.labels["seed"] for each in outcomes}
-    several = f"the wider of that over {len(seeds)} seeds and that over problems"
+    first, seeds = outcomes[0].result, sorted({len(runs) for runs in _rows(outcomes).values()})
+    several = "the wider of that over seeds and that over problems"
     said = [
         f"{len(first['right'])} test problems, the same for all, after {first['steps']:,} steps or nearly as many; "
-        f"± is a 95 % interval, {several if len(seeds) > 1 else 'over problems, of one seed'}."
+        f"± is a 95 % interval, {several if seeds[-1] > 1 else 'over problems, of one seed'}."
     ]
-    if last := [runs for (base, _), runs in _rows(lessons).items() if base == outcomes[0].labels["base"]][-1:]:
-        said.append(
-            f"All began as a model that had learned to solve smaller problems step by step; of such it solved "
-            f"{_share(last[0])} %."
-        )
+    if seeds[-1] > 1:
+        said.append(f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds a row.")
+    for base in dict.fromkeys(each.labels["base"] for each in outcomes):
+        if last := [runs for (taught, _), runs in _rows(lessons).items() if taught == base][-1:]:
+            said.append(
+                f"The {base} models began as one that had lessons, easier problems step by step; of the last lesson's "
+                f"it solved {_share(_words(last[0]))} %."
+            )
     if task in _PUBLISHED:
+        if not task.startswith("gsm8k"):  # there is no generator for that
+            said.append(
+                "Problems are the published ones where their files are in $ADLM_DATA, else generated like them."
+            )
         said.append(
-            "Problems are the published ones where their files are in $ADLM_DATA, else generated in their form. The "
-            "paper's models are GPT-2 with 124 million parameters, trained before and for longer: compare how they go, "
-            "not their size."
+            "The paper's models are GPT-2 with 124 million parameters, trained before and for longer: compare how they "
+            "go, not their size."
         )
     return " ".join(said)
 
@@ -120,7 +132,10 @@ def cost_chart(outcomes: Sequence[Outcome]) -> Chart:
     series = []
     for method, (name, _) in METHODS.items():
         runs = [group for (_, each), group in _rows_by_task(outcomes).items() if each == method]
-        points = [(over_runs([each.result["tokens_written"] for each in group]).value, _share(group)) for group in runs]
+        points = [
+            (over_runs([each.result["tokens_written"] for each in group]).value, _share(_words(group)))
+            for group in runs
+        ]
         if points:
             labels = [group[0].labels["task"] for group in runs]
             series.append(Series.of(name, points, labels=labels, line=False))
@@ -156,14 +171,15 @@ def in_words(task: str, outcomes: Sequence[Outcome]) -> str:
 def size_chart(task: str, outcomes: Sequence[Outcome]) -> Chart:
     """How many problems of each size are solved by the models that were trained on the largest."""
     series = []
-    for (_, method), runs in _rows(outcomes).items():
+    grouped = _rows(outcomes)
+    several = len({base for base, _ in grouped}) > 1
+    for (base, method), runs in grouped.items():
         points = [
-            (size, _share([each._replace(result={"right": each.result["right"][str(size)]}) for each in runs]))
-            for size in runs[0].result["sizes"]
+            (size, _share([each.result["right"][str(size)] for each in runs])) for size in runs[0].result["sizes"]
         ]
-        series.append(Series.of(METHODS[method][0], points))
+        series.append(Series.of(f"{METHODS[method][0]}, {base}" if several else METHODS[method][0], points))
     note = (
-        f"Of {len(next(iter(outcomes[0].result['right'].values())))} generated problems each. Lessons had small ones, "
-        "with steps; what each method was trained on after them has the largest size alone."
+        f"Of {len(next(iter(outcomes[0].result['right'].values())))} generated problems each. Only lessons, where "
+        "there were any, had other sizes than the largest."
     )
     return Chart(f"{task}: by size", note, "size of the problem", "right, %", series)

@@ -8,7 +8,9 @@ FOLDER/report.html         to look at
 Several processes may work in one folder: each takes a step that no other has.
 """
 
+import hashlib
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -144,18 +146,20 @@ def carry_out(study: Study, root: Path, *, cache: Path | None = None, around: Ar
     """
     steps = study.steps()
     check(steps)
+    described = descriptions(steps)
     while True:
-        done = {step.name for step in steps if stored_result(root, step) is not None}
+        done = {step.name for step in steps if stored_result(root, step.name, described[step.name]) is not None}
         ready = [step for step in steps if step.name not in done and done.issuperset(step.needs)]
         taken = next(_taken(root, ready), None)
         if taken is None:
             return outcomes(study, root)  # all is done, or is with other processes, or waits for them
         step, release = taken
         try:
-            if stored_result(root, step) is None:
+            if stored_result(root, step.name, described[step.name]) is None:
                 with around(step, len(done), len(steps)) as (watch, say):
                     place = Place(root, step.name, cache or root / "data", watch, say)
-                    _store(root, step, step.work.do(place))
+                    _clear_of_another(place, described[step.name])
+                    _store(root, step.name, described[step.name], step.work.do(place))
         finally:
             release()
 
@@ -173,19 +177,21 @@ def check(steps: Sequence[Step]) -> None:
 
 def outcomes(study: Study, root: Path) -> list[Outcome]:
     """Of the steps that are done, in the study's order."""
-    found = ((step, stored_result(root, step)) for step in study.steps())
+    steps = study.steps()
+    described = descriptions(steps)
+    found = ((step, stored_result(root, step.name, described[step.name])) for step in steps)
     return [Outcome(step.name, step.labels, result) for step, result in found if result is not None]
 
 
-def stored_result(root: Path, step: Step) -> Mapping[str, Any] | None:
-    """What the step found; None where it was not done, or was another step then."""
-    stored = _stored(root, step.name)
-    return stored["result"] if stored is not None and stored["step"] == _described(step) else None
+def stored_result(root: Path, name: str, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the step of this name found; None where it was not done, or was another step then."""
+    stored = _stored(root, name)
+    return stored["result"] if stored is not None and stored["step"] == described else None
 
 
 def write_results(study: Study, root: Path, found: Sequence[Outcome]) -> Path:
     """All results in one file, with what it takes to repeat them."""
-    steps = {step.name: _described(step) for step in study.steps()}
+    steps = descriptions(study.steps())
     record = {
         "schema": SCHEMA,
         "study": study.name,
@@ -213,9 +219,29 @@ def read_results(path: Path) -> list[Outcome]:
         raise DataError(asked, f"not the results of a study: {error}", "run `adlm experiment` again") from error
 
 
-def _described(step: Step) -> dict[str, Any]:
-    """As JSON gives it back: the step without its name, which is the file's."""
-    return json.loads(json.dumps({"work": to_json(step.work), "labels": to_json(dict(step.labels))}))
+def descriptions(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
+    """Of steps by name, as JSON gives it back: the work, the labels, and digests of the steps that it needs: where one
+    of those becomes another, all that goes on from it is done again."""
+    found: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        described: dict[str, Any] = {"work": to_json(step.work), "labels": to_json(dict(step.labels))}
+        if step.needs:
+            described["needs"] = {need: _digest(found[need]) for need in step.needs}
+        found[step.name] = json.loads(json.dumps(described))
+    return found
+
+
+def _digest(described: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _clear_of_another(place: Place, described: Mapping[str, Any]) -> None:
+    """Leave in a step's folder only what this very step began: models that others were trained from may be new."""
+    path = _file(place.root, place.name, ".begun")
+    begun = _read(path)
+    if begun is not None and begun != described:
+        shutil.rmtree(place.folder, ignore_errors=True)
+    write_atomically(path, json.dumps(described) + "\n")
 
 
 def _file(root: Path, name: str, ending: str = ".json") -> Path:
@@ -223,16 +249,21 @@ def _file(root: Path, name: str, ending: str = ".json") -> Path:
 
 
 def _stored(root: Path, name: str) -> dict[str, Any] | None:
+    stored = _read(_file(root, name))
+    return stored if stored is not None and {"step", "result"} <= stored.keys() else None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     try:
-        stored = json.loads(_file(root, name).read_text(encoding="utf-8"))
-        return stored if {"step", "result"} <= stored.keys() else None
-    except (FileNotFoundError, ValueError, AttributeError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return None  # absent or damaged: done again
+    return found if isinstance(found, dict) else None
 
 
-def _store(root: Path, step: Step, result: Mapping[str, Any]) -> None:
-    record = {"step": _described(step), "result": result, "versions": versions()}
-    write_atomically(_file(root, step.name), json.dumps(record, indent=1, allow_nan=False) + "\n")
+def _store(root: Path, name: str, described: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    record = {"step": described, "result": result, "versions": versions()}
+    write_atomically(_file(root, name), json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def _taken(root: Path, steps: Sequence[Step]) -> Iterator[tuple[Step, Callable[[], None]]]:

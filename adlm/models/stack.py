@@ -21,7 +21,8 @@ class StackConfig:
         convolution: size of the short convolution in each block; 0 is none, as published.
         condition: width of the conditioning of adaptive norms, 128 as published; 0 leaves them out.
         timed: the conditioning follows the time; otherwise, as published, it is that of t = 0 for all t.
-        query_key_norm: queries and keys of unit size, which small runs learn faster with; not as published.
+        query_key_norm: queries and keys of unit size, which small runs learn faster with; not as published. Scores are
+            then the root of a head's width at most: narrow heads cannot single out one of hundreds of tokens.
         reread: the input enters at unit size, and is added again before the block of this number; 0, as published, is
             never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
     """

@@ -57,17 +57,19 @@ class Service:
         if self.workers < 1:
             raise ConfigError(f"asked for {self.workers} workers", "fewer than 1", "give 1 or more")
 
-    def bound(self, port: int | None = None) -> socket.socket:
+    def bound(self, port: int | None = None, *, listens: bool = True) -> socket.socket:
         """A socket that listens; with port 0 the system chooses one.
 
         Args:
             port: one that another socket of the same workers has.
+            listens: at once; otherwise it is given connections when its worker is ready for them.
         """
         shared = self.workers > 1 and _SPREADS
         if shared and port is None:
             self._opened(self.port, shared=False).close()  # else it would be shared with another server too
         listening = self._opened(self.port if port is None else port, shared=shared)
-        listening.listen(1024)
+        if listens:
+            listening.listen(1024)
         return listening
 
     def _opened(self, port: int, *, shared: bool) -> socket.socket:
@@ -142,14 +144,14 @@ class _Workers:
     """Processes behind one port. One that dies is replaced; a signal to stop goes to all.
 
     Where the system spreads connections over sockets of one port, each worker has its own: from a shared one, whoever
-    wakes first takes all that wait. The sockets are held here, so that who waits for a worker that died is answered by
-    the next.
+    wakes first takes all that wait. Such a socket ends with its worker, since the system would go on to give it
+    connections; the next worker has one that listens when it is ready.
     """
 
     def __init__(self, service: Service, listening: socket.socket) -> None:
         self.service, self.stopping = service, False
-        port, more = listening.getsockname()[1], service.workers - 1
-        self.sockets = [listening, *(service.bound(port) if _SPREADS else listening for _ in range(more))]
+        self.port, more = listening.getsockname()[1], service.workers - 1
+        self.sockets = [listening, *(service.bound(self.port) if _SPREADS else listening for _ in range(more))]
         self.context = multiprocessing.get_context("spawn")
         self.processes: list[BaseProcess] = []
 
@@ -168,12 +170,19 @@ class _Workers:
                     self._stop()
                     asked = f"asked for {self.service.workers} workers"
                     raise ModelError(asked, "they stop as soon as they start", "try --workers 1, which says why")
+                self._renew(number)
                 self.processes[number] = self._started(number)
         for listening in self.sockets:
             listening.close()  # who comes now is refused, and does not wait for the last to be served
         self._stop()  # those too that were about to start when the signal came
         for process in self.processes:
             process.join()
+
+    def _renew(self, number: int) -> None:
+        if _SPREADS:
+            fresh = self.service.bound(self.port, listens=False)
+            self.sockets[number].close()
+            self.sockets[number] = fresh
 
     def _started(self, number: int) -> BaseProcess:
         process = self.context.Process(target=_serve_here, args=(self.service, self.sockets[number], number))

@@ -1,18 +1,21 @@
 """The reasoning study compares methods at one budget, and says no more than its intervals do."""
 
+from pathlib import Path
+
 import pytest
 
 from adlm.configs import from_json, to_json
 from adlm.errors import UnknownName
 from adlm.experiments import reasoning
 from adlm.experiments.reasoning import METHODS, Budget, Lesson, Reasoning
-from adlm.experiments.study import Outcome, Study, carry_out, check
+from adlm.experiments.study import Outcome, Study, carry_out, check, read_results
 from adlm.models.stack import StackConfig
 from adlm.report.sections import Chart, Table, Texts
 
 
 def outcome(task, method, seed, right, tokens, base="ar"):
     shown = {"question": "?", "answer": "a", "written": "#### a", "thoughts": [[["a", 0.5]]]}
+    right = "".join("01"[each] for each in right)
     result = {"right": right, "tokens_written": tokens, "thoughts": 1, "steps": 100, "shown": shown}
     return Outcome("x", {"task": task, "base": base, "method": method, "seed": seed}, result)
 
@@ -52,8 +55,11 @@ def test_a_task_without_a_budget_is_named():
 def test_gsm8k_is_left_out_where_its_files_are_not(tmp_path, monkeypatch):
     monkeypatch.delenv("ADLM_DATA", raising=False)
     assert "gsm8k-equations" not in {step.labels["task"] for step in Reasoning(seeds=1).steps()}
-    (tmp_path / "gsm8k_aug").mkdir()
     monkeypatch.setenv("ADLM_DATA", str(tmp_path))
+    (tmp_path / "gsm8k_aug").mkdir()
+    for name in ("test.txt", "valid.txt", "train.txt"):
+        assert "gsm8k-equations" not in {step.labels["task"] for step in Reasoning(seeds=1).steps()}
+        (tmp_path / "gsm8k_aug" / name).touch()
     assert "gsm8k-equations" in {step.labels["task"] for step in Reasoning(seeds=1).steps()}
 
 
@@ -108,6 +114,30 @@ def test_seeds_that_agree_by_chance_do_not_make_a_difference_sure():
     difference = report.sections[0].rows[1][3]
     assert difference.value == pytest.approx(2.5)
     assert difference.low < 0 < difference.high
+
+
+def test_intervals_are_never_beyond_what_there_can_be_nor_of_no_width():
+    outcomes = [outcome("prosqa", "chain", seed, [True] * 40, 40.0) for seed in range(3)]
+    unlike = ([True] * 40, [False] * 40, [True, False] * 20)
+    outcomes += [outcome("prosqa", "anchored", seed, right, 40.0) for seed, right in enumerate(unlike)]
+    chain, anchored = Reasoning().report(outcomes).sections[0].rows
+    assert (chain[2].value, chain[2].high) == (100, 100)
+    assert 90 < chain[2].low < 98
+    assert (anchored[2].low, anchored[2].high) == (0, 100)
+    assert (anchored[3].low, anchored[3].value) == (-100, pytest.approx(-50))
+
+
+def test_the_note_of_a_table_says_how_many_seeds_its_rows_have():
+    outcomes = [outcome("graph", "chain", seed, [True, False], 4.0) for seed in range(3)]
+    assert "3 seeds a row" in Reasoning().report(outcomes).sections[0].note
+    outcomes.append(outcome("graph", "anchored", 0, [True, False], 4.0, base="a2r"))
+    assert "1 to 3 seeds a row" in Reasoning().report(outcomes).sections[0].note
+
+
+def test_results_as_they_are_published_make_the_report_again():
+    published = Path(__file__).resolve().parents[2] / "docs" / "results" / "reasoning.json"
+    report = Reasoning().report(read_results(published))
+    assert any(isinstance(section, Table) and section.title.startswith("graph") for section in report.sections)
 
 
 def test_the_papers_figures_stand_beside_tasks_that_it_has():

@@ -79,8 +79,11 @@ def test_stopped_in_the_middle_it_goes_on_with_what_is_left(tmp_path):
     assert done(tmp_path) == ["part/0", "part/1", "part/2", "sum"]
 
 
-def test_a_step_that_has_changed_is_done_again_and_no_other(tmp_path):
+def test_a_step_that_has_changed_is_done_again_with_what_needs_it_and_no_other(tmp_path):
     carry_out(Counting(), tmp_path)
+    for name in ("part/1", "sum"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "model").touch()
 
     @dataclass(frozen=True)
     class Changed(Counting):
@@ -90,7 +93,10 @@ def test_a_step_that_has_changed_is_done_again_and_no_other(tmp_path):
 
     found = carry_out(Changed(), tmp_path)
     assert found[0].result == {"number": 7}
-    assert done(tmp_path)[4:] == ["part/0"]
+    assert found[-1].result != {"number": 100}
+    assert done(tmp_path)[4:] == ["part/0", "sum"]
+    assert not (tmp_path / "sum" / "model").exists()  # it was made with the old part
+    assert (tmp_path / "part" / "1" / "model").exists()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"step": {}}', '"text"'])

@@ -34,6 +34,18 @@ def test_connections_are_spread_over_the_sockets_of_workers():
     assert min(counts) >= 12  # binomial: fewer are a chance of 2e-7
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not spread connections over sockets")
+def test_a_worker_that_is_not_ready_is_given_no_connections():
+    service = Service({"m": "m"}, port=0, workers=2)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(service.bound())
+        port = first.getsockname()[1]
+        stack.enter_context(service.bound(port, listens=False))
+        for _ in range(32):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert accepted(first, stack) == 32
+
+
 def accepted(listening: socket.socket, stack: contextlib.ExitStack) -> int:
     listening.setblocking(False)
     count = 0
