@@ -41,6 +41,7 @@ class ModelEntry(TypedDict):
     object: str
     created: int
     owned_by: str
+    sampling: dict[str, Any]
 
 
 class ModelList(TypedDict):

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from adlm import __version__
 from adlm.samplers.board import Board
-from adlm.serve.answers import ERRORS, Completed, Filled, Health, ModelList, SamplerEntry, Scored
+from adlm.serve.answers import ERRORS, Completed, Filled, Health, ModelEntry, ModelList, SamplerEntry, Scored
 from adlm.serve.batcher import Ticket
 from adlm.serve.completions import Completion, answer, piece, usage
 from adlm.serve.engine import Engine, Job
@@ -68,8 +68,10 @@ def _explain_errors(app: FastAPI) -> None:
         return JSONResponse(error.body(), error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        if request.method == "POST" and "json" not in request.headers.get("Content-Type", ""):
+            return JSONResponse(Refused(400, "send JSON, with the header Content-Type: application/json").body(), 400)
         param = ".".join(str(part) for part in first["loc"][1:])[:200] or None
         message = first["msg"] if param is None else f"{param}: {first['msg']}"
         code = "unsupported_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
@@ -99,8 +101,11 @@ def _add_status(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
     @app.get("/v1/models")
     async def models() -> ModelList:
-        data = [{"id": name, "object": "model", "created": created, "owned_by": "adlm"} for name in engine.models]
-        return {"object": "list", "data": data}  # type: ignore[typeddict-item]
+        data: list[ModelEntry] = [
+            {"id": name, "object": "model", "created": created, "owned_by": "adlm", "sampling": model.config.sampling}
+            for name, model in engine.models.items()
+        ]
+        return {"object": "list", "data": data}
 
     @app.get("/v1/samplers")
     async def samplers(model: Name | None = None) -> list[SamplerEntry]:
@@ -120,6 +125,8 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
             "text": ask.text is not None,
             "prompt": bool(ask.prompt or ask.suffix),
         }
+        if ask.max_tokens is not None and (ways["canvas"] or ways["text"]):
+            raise Refused(400, "max_tokens is for a prompt; here the blanks say it", param="max_tokens")
         if sum(ways.values()) > 1:
             several = " and ".join(way for way, given in ways.items() if given)
             raise Refused(400, f"{several} say different things; give one of them", param=several.split()[0])

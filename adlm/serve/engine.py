@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -24,11 +25,12 @@ class Job(Generic[T]):
 
     future: "Future[T]"
     ticket: Ticket
+    drop: Callable[["Future[T]"], None] = lambda _: None  # where it waits
 
     def cancel(self) -> None:
-        """It stops before its next pass through the network. Where it waits, it keeps its place until its turn comes:
-        what it asks for is in memory as long."""
+        """It stops before its next pass through the network; where it waits, at once."""
         self.ticket.cancelled = True
+        self.drop(self.future)
 
 
 class Engine:
@@ -45,6 +47,9 @@ class Engine:
         self._seconds: deque[float] = deque([1.0], maxlen=32)
         # The network's passes are spread over the cores by their own thread; the small work around them is not.
         self._pool = ThreadPoolExecutor(self.limits.running, "request", torch.set_num_threads, (1,))
+        # The pool's own queue would keep what was cancelled until its turn came.
+        self._waiting: dict[Future[Any], Callable[[], Any]] = {}
+        self._threads = 0  # that work off what waits
 
     def start(self) -> None:
         for batcher in self.batchers.values():
@@ -55,7 +60,9 @@ class Engine:
         self.draining = True
         for batcher in self.batchers.values():
             batcher.close()
-        self._pool.shutdown(cancel_futures=True)
+        for future in [*self._waiting]:
+            self._drop(future)
+        self._pool.shutdown()
 
     @property
     def running(self) -> int:
@@ -88,10 +95,38 @@ class Engine:
         return [self._started(model, work) for work in works]
 
     def _started(self, name: str, work: Work[T]) -> Job[T]:
-        ticket = Ticket(time.monotonic() + self.limits.seconds)
-        future = self._pool.submit(self._run, name, work, ticket)
+        ticket, future = Ticket(time.monotonic() + self.limits.seconds), Future[T]()
         future.add_done_callback(self._finished)
-        return Job(future, ticket)
+        with self._lock:
+            self._waiting[future] = partial(self._run, name, work, ticket)
+            more = self._threads < self.limits.running
+            self._threads += more
+        if more:
+            self._pool.submit(self._work_off)
+        return Job(future, ticket, self._drop)
+
+    def _drop(self, future: "Future[Any]") -> None:
+        """What waits is forgotten; what runs is left alone."""
+        with self._lock:
+            waited = self._waiting.pop(future, None)
+        if waited is not None:
+            self.cancelled += 1
+            future.cancel()
+
+    def _work_off(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                future = next(iter(self._waiting))
+                work = self._waiting.pop(future)
+            future.set_running_or_notify_cancel()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, work  # before the next: what it holds may be large
 
     def _run(self, name: str, work: Work[T], ticket: Ticket) -> T:
         model, batcher = self.models[name], self.batchers[name]

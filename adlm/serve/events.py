@@ -37,6 +37,7 @@ class Appearance:
         self.pieces, self.rule = Pieces(model.tokenizer), anchor_rule(model.config)
         roles = model.tokenizer.roles
         self.special = frozenset({roles.eos_id, roles.bos_id, roles.pad_id})
+        self.typed: list[int] = []  # how many tokens each text in a canvas has
         self.guesses = _Guesses(model, ask.guesses, self.text) if ask.guesses else None
         check_given(model, self.limits, ask.prompt, ask.suffix, ask.text or "")
         named = model.sampler(ask.sampler, **ask.options)
@@ -55,34 +56,60 @@ class Appearance:
                 sampler=sampler,
                 watch=self._step,
             )
-        seconds = round(time.perf_counter() - began, 3)
-        self.tell({"type": "done", "text": text, "seconds": seconds, "calls": ticket.calls})
+        seconds, length = round(time.perf_counter() - began, 3), self._length_in_the_end()
+        self.tell({"type": "done", "text": text, "seconds": seconds, "calls": ticket.calls, "length": length})
 
     def text(self, token: int) -> str:
         return "·" if token in self.special else self.pieces[token]
 
-    def _go_on(self, ids: Sequence[int | None], sampler: Sampler) -> str:
+    def _length_in_the_end(self) -> int:
+        """Places up to an end token behind which nothing was said; blanks that it left open are no part of the text."""
+        row, roles = self.before[: self.length], self.model.tokenizer.roles
+        begin, _ = self.model.config.rows.frame(roles)
+        start = len(begin) if row[: len(begin)] == list(begin) else 0
+        silent = self.special | {self.mask_id}
+        for i, token in enumerate(row):
+            if token == self.mask_id:
+                break
+            if i >= start and token == roles.eos_id and silent.issuperset(row[i:]):
+                return i + 1
+        return self.length
+
+    def _row_of(self, places: Sequence[int | str | None]) -> list[int]:
+        """The tokens of a canvas, texts among them as so many as they have."""
+        row: list[int] = []
+        asked, most = "asked to go on from a canvas", self.model.config.vocabulary.size
+        for place in places:
+            if isinstance(place, str):
+                found = self.model.tokenizer.encode(place).tolist()
+                if not found:
+                    raise ConfigError(asked, "a text that has no token", "write something else there")
+                self.typed.append(len(found))
+                row += found
+            elif place is not None and (place >= most or place == self.mask_id):
+                raise ConfigError(asked, "an id that no token has", f"give ids below {most}, or null")
+            else:
+                row.append(self.mask_id if place is None else place)
+        return row
+
+    def _go_on(self, places: Sequence[int | str | None], sampler: Sampler) -> str:
         model, rows = self.model, self.model.config.rows
-        most = model.config.vocabulary.size
-        if any(i is not None and (i >= most or i == self.mask_id) for i in ids):
-            raise ConfigError(
-                "asked to go on from a canvas", "an id that no token has", f"give ids below {most}, or null"
-            )
-        if len(ids) > max(rows.length, self.limits.tokens):
-            raise ConfigError(f"asked to go on from {len(ids)} tokens", f"rows have {rows.length}", "shorten it")
-        row = [self.mask_id if i is None else i for i in ids]
+        row = self._row_of(places)
+        given = len(row)
+        if given > max(rows.length, self.limits.tokens):
+            raise ConfigError(f"asked to go on from {given} tokens", f"rows have {rows.length}", "shorten it")
         # As `TextModel.generate` has it: where rows were always full, the rest is shown and stays blank.
         if not model.network.causal and (rows.padding_counts or not rows.pads):
             row += [self.mask_id] * (rows.length - len(row))
         tokens = torch.tensor([row])
-        frozen = (tokens != self.mask_id) | (torch.arange(len(row)) >= len(ids))
+        frozen = (tokens != self.mask_id) | (torch.arange(len(row)) >= given)
         device = next(model.network.parameters()).device
         canvas = Canvas(tokens, frozen, torch.zeros(1, dtype=torch.long)).to(device)
         end = model.tokenizer.roles.eos_id
         noise = Noise(self.ask.seed).fork("sample")
         filled = sampler.sample(model.network, canvas, noise=noise, watch=self._step, stop=end).tokens[0].tolist()
         begin, _ = rows.frame(model.tokenizer.roles)
-        written = filled[: len(ids)]
+        written = filled[:given]
         start = len(begin) if written[: len(begin)] == list(begin) else 0
         ends = [i for i, token in enumerate(written) if i >= start and token == end]
         return model.tokenizer.decode([t for t in written[start : ends[0] if ends else None] if t != self.mask_id])
@@ -100,7 +127,8 @@ class Appearance:
             for i, t in enumerate(row[: self.length])
         ]
         anchored = isinstance(self.model.network, TwoStage)
-        self.tell({"type": "canvas", "tokens": tokens, "steps": self.steps, "anchored": anchored})
+        begun = {"type": "canvas", "tokens": tokens, "steps": self.steps, "anchored": anchored}
+        self.tell({**begun, "typed": self.typed} if self.typed else begun)
 
     def _step(self, view: StepView) -> None:
         now = view.tokens[0].tolist()

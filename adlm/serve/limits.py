@@ -63,8 +63,9 @@ class Refused(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        challenge = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
-        return challenge | ({} if self.retry is None else {"Retry-After": str(self.retry)})
+        # OpenAI's clients ask again after 408 unless they are told: it would be as much the second time.
+        more = {401: {"WWW-Authenticate": "Bearer"}, 408: {"x-should-retry": "false"}}.get(self.status, {})
+        return more | ({} if self.retry is None else {"Retry-After": str(self.retry)})
 
 
 def check_given(model: TextModel, limits: Limits, *texts: str) -> None:

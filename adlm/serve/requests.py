@@ -2,15 +2,33 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 Text = Annotated[str, Field(max_length=100_000)]
 Name = Annotated[str, Field(max_length=200)]
+Typed = Annotated[str, Field(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+def _texts(most: int, what: str) -> BeforeValidator:
+    """A text or a list of at most so many: said in words, since a union of the two names neither."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list) and len(value) > most:
+            raise PydanticCustomError(
+                "too_long", "{count} texts; {most} are taken", {"count": len(value), "most": most}
+            )
+        listed = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(each, str) for each in listed):
+            raise PydanticCustomError("texts", "{what}", {"what": what})
+        return value
+
+    return BeforeValidator(check)
 
 
 class _Strict(BaseModel):
@@ -38,8 +56,11 @@ class GenerateRequest(Sampling):
     prompt: Text = ""
     suffix: Text = ""
     text: Text | None = Field(None, description="with holes as in [MASK:3], instead of prompt and suffix")
-    canvas: Annotated[list[TokenId | None], Field(min_length=1, max_length=100_000)] | None = Field(
-        None, description="token ids that stay, null where something is to be written, instead of a text"
+    canvas: Annotated[list[TokenId | Typed | None], Field(min_length=1, max_length=100_000, fail_fast=True)] | None = (
+        Field(
+            None,
+            description="ids of tokens or texts that stay, null where something is to be written, instead of a text",
+        )
     )
     max_tokens: Count | None = None
     seed: Seed = 0
@@ -66,14 +87,17 @@ class StreamOptions(_Strict):
 class CompletionRequest(Sampling):
     """As OpenAI's clients ask. `sampler` and `steps` are further fields of this server."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1000)] = ""
+    prompt: Annotated[
+        Text | Annotated[list[Text], Field(min_length=1, fail_fast=True)],
+        _texts(1000, "give a text, or a list of texts; token ids are not taken"),
+    ] = ""
     suffix: Text | None = None
     max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
         None, description="by default up to the model's length"
     )
     n: Count | None = None
     seed: Seed | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    stop: Annotated[Text | list[Text] | None, _texts(4, "give a text, or a list of up to 4 texts")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -112,4 +136,6 @@ class CompletionRequest(Sampling):
             return "logprobs", f"logprobs together with {with_} are not supported; to score a text use /v1/score"
         if self.stream_options is not None and not self.stream:
             return "stream_options", "stream_options need stream=true"
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            return "stream_options.include_obfuscation", "obfuscation is not supported; leave it out"
         return None

@@ -46,10 +46,10 @@ async def results(request: Request, jobs: Sequence[Job[T]]) -> list[T]:
         left = set(futures)
         while left:
             done, left = await asyncio.wait(left, timeout=_LOOK, return_when=asyncio.FIRST_EXCEPTION)
-            if any(future.cancelled() or future.exception() for future in done) or await request.is_disconnected():
+            if any(future.cancelled() or future.exception() for future in done):
                 break
-        if left and not any(future.done() and (future.cancelled() or future.exception()) for future in futures):
-            raise Cancelled
+            if left and await request.is_disconnected():
+                raise Refused(499, "nobody listens")
         for future in futures:
             if future.done():
                 future.result()

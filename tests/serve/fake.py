@@ -26,6 +26,7 @@ SAMPLERS = [
     },
     {"name": "first-hitting", "about": "One token at a time, at the exact times of the process.", "options": {}},
 ]
+SAMPLING = {"sampler": "ancestral", "steps": 32, "top_p": 0.8}
 WORDS = (" fox", " owl", " sings", " softly", " to", " the", " moon", ".")
 FILLING = 9999
 _PARTS = re.compile(r"\[MASK:(\d+)\]|(\s*(?!\[MASK)\S[^\s\[]*)")
@@ -41,6 +42,7 @@ class Fake:
     words: tuple[str, ...] = WORDS
     models: tuple[str, ...] = ("box",)
     tail: int = 0  # tokens that fill up the row of a prompt or text
+    ends_at: int | None = None  # a place, from which on nothing is written
     pause: float = 0.0  # seconds before each step
     hold_after: int | None = None  # steps, after which it waits for `go`
     go: threading.Event = field(default_factory=threading.Event)
@@ -57,7 +59,7 @@ class Fake:
     def tokens(self, request: Json) -> list[Token]:
         """The canvas that a request asks for. A word's number is its place in the list, or a checksum of it."""
         if request.get("canvas") is not None:
-            return [(i, "" if i is None else self.word(i)) for i in request["canvas"]]
+            return [token for place in request["canvas"] for token in self.place(place)]
         if request.get("text") is None:
             prompt = [(self.number(word), word) for _, word in _PARTS.findall(request.get("prompt", ""))]
             return [*prompt, *[(None, "")] * (request.get("max_tokens") or 5)]
@@ -65,6 +67,12 @@ class Fake:
         for size, word in _PARTS.findall(request["text"]):
             found += [(None, "")] * int(size) if size else [(self.number(word), word)]
         return found
+
+    def place(self, place: int | str | None) -> list[Token]:
+        """Of a canvas: a number, a blank, or a text of several words."""
+        if isinstance(place, str):
+            return [(self.number(word), word) for _, word in _PARTS.findall(place)]
+        return [(place, "" if place is None else self.word(place))]
 
     def number(self, word: str) -> int:
         self.words = self.words if word in self.words else (*self.words, word)
@@ -79,7 +87,8 @@ class Fake:
         shown = [[number, text, "blank" if number is None else "given"] for number, text in canvas]
         if request.get("canvas") is None:
             shown += [[FILLING, "·", "given"]] * self.tail
-        yield {"type": "canvas", "tokens": shown, "steps": len(open_places), "anchored": True}
+        typed = [len(self.place(place)) for place in request.get("canvas") or () if isinstance(place, str)]
+        yield {"type": "canvas", "tokens": shown, "steps": len(open_places), "anchored": True, "typed": typed}
         count = self.count
         chosen = {place: (place + request["seed"]) % count for place in open_places}
         guesses = [
@@ -88,11 +97,12 @@ class Fake:
         ]
         yield {"type": "step", "step": 0, "changes": [], "guesses": guesses, "anchors": []}
         anchors: list[int] = []
-        for step, place in enumerate(reversed(open_places), 1):
+        end = self.ends_at if self.ends_at is not None and self.ends_at < len(canvas) else len(canvas)
+        for step, place in enumerate(reversed([place for place in open_places if place < end]), 1):
             anchors += [place] if place % 3 == 1 else []
             change = [place, chosen[place], self.words[chosen[place]]]
             yield {"type": "step", "step": step, "changes": [change], "guesses": [], "anchors": list(anchors)}
-        yield {"type": "done", "text": "…", "seconds": 0.25, "calls": len(open_places)}
+        yield {"type": "done", "text": "…", "seconds": 0.25, "calls": len(open_places), "length": end}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -107,7 +117,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.startswith("/static/"):
             self.page(self.path.removeprefix("/static/"))
         elif self.path == "/v1/models":
-            self.json(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self.fake.models]})
+            self.json(
+                200,
+                {
+                    "object": "list",
+                    "data": [{"id": name, "object": "model", "sampling": SAMPLING} for name in self.fake.models],
+                },
+            )
         elif self.path.startswith("/v1/samplers?model="):
             self.json(200, SAMPLERS[1:] if self.path.endswith("=ar") else SAMPLERS)
         else:

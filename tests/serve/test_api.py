@@ -7,10 +7,12 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
 from adlm.serve.limits import Limits
+from adlm.serve.requests import GenerateRequest
 from tests.serve.conftest import HERE, tiny
 
 
@@ -68,6 +70,61 @@ def test_a_canvas_is_gone_on_from_and_what_was_given_stays(client, models):
     assert row[: len(ids)] == ids
     assert row[-1] == ids[0]
     assert None not in row
+
+
+def test_texts_in_a_canvas_are_found_their_tokens_and_counted(client, models):
+    tokenizer = models["mdlm"].tokenizer
+    ids, more = (tokenizer.encode(text).tolist() for text in ("the dog", "cat sat"))
+    ask = {"canvas": [*ids, "cat sat", None, "the"], "model": "mdlm"}
+    found = events(client.post("/v1/generate", json=ask).text)
+    assert found[0]["typed"] == [len(more), 1]
+    row = replayed(found)
+    assert row[: len(ids) + len(more)] == [*ids, *more]
+    assert row[-1] == tokenizer.encode("the")[0]
+
+
+def test_the_text_is_as_long_as_up_to_its_end(client, models):
+    end = models["mdlm"].tokenizer.roles.eos_id
+    ids = models["mdlm"].tokenizer.encode("the dog sat").tolist()
+
+    def length(canvas):
+        return events(client.post("/v1/generate", json={"canvas": canvas, "model": "mdlm"}).text)[-1]["length"]
+
+    assert length([*ids, end, end, end]) == len(ids) + 1
+    assert length([*ids, end, *ids]) == 2 * len(ids) + 1  # something is said behind it
+    assert length(ids) == len(ids)
+
+
+def test_a_wrong_canvas_is_refused_at_its_first_wrong_place(client):
+    response = client.post("/v1/generate", json={"canvas": [""] * 4000})
+    assert response.status_code == 400
+    assert error_of(response)["param"].startswith("canvas.0")
+    with pytest.raises(ValidationError) as caught:  # explaining all of them would hold everybody up
+        GenerateRequest(canvas=[""] * 4000)
+    assert caught.value.error_count() < 10
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"stop": list("abcde")}, "stop: 5 texts; 4 are taken"),
+        ({"stop": [1]}, "stop: give a text, or a list of up to 4 texts"),
+        ({"prompt": [1, 2]}, "prompt: give a text, or a list of texts; token ids are not taken"),
+    ],
+)
+def test_what_is_wrong_with_texts_is_said_in_words(client, body, said):
+    assert error_of(client.post("/v1/completions", json=body))["message"] == said
+
+
+def test_a_form_instead_of_json_is_told_so(client):
+    response = client.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
+    assert response.status_code == 400
+    assert "Content-Type: application/json" in error_of(response)["message"]
+
+
+def test_models_say_how_they_write_by_themselves(client, models):
+    found = {each["id"]: each["sampling"] for each in client.get("/v1/models").json()["data"]}
+    assert found == {name: model.config.sampling for name, model in models.items()}
 
 
 def test_infill_and_score_are_those_of_the_model(client, models):
@@ -181,6 +238,9 @@ def test_holes_count_against_the_limit_of_tokens(models):
         ("completions", {"prompt": "the " * 200, "max_tokens": 1, "model": "ar"}, "prompt"),
         ("generate", {"prompt": "the " * 200, "max_tokens": 1, "model": "ar"}, "prompt"),
         ("generate", {"guesses": 6}, "guesses"),
+        ("generate", {"text": "a [MASK:2]", "max_tokens": 1}, "max_tokens"),
+        ("generate", {"canvas": [1, None], "max_tokens": 1}, "max_tokens"),
+        ("completions", {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_ob"),
         ("generate", {"canvas": [1], "prompt": "a"}, "canvas"),
         ("infill", {"text": "[MASK]", "n": 5}, "n"),
         ("score", {}, "text"),

@@ -137,7 +137,7 @@ def test_masking_a_token_again_and_going_on_sends_the_canvas_and_keeps_the_story
     assert page.locator(".go-on").is_disabled()
     choose(page, 2, "Mask again")
     assert page.locator(".go-on").inner_text() == "Go on: 1 blank"
-    page.locator("[name=seed]").fill("5")
+    page.locator("[name=seed]").fill("4")
     go_on(page)
     before = [fake.word(i) if i is not None else None for i in fake.requests[1]["canvas"]]
     assert before == ["A", " owl", None, " softly", " to", " in", " the", " wood."]
@@ -180,7 +180,7 @@ def test_what_fills_up_a_row_is_not_shown_and_is_sent_back(opened):
     assert page.locator(".slider").get_attribute("max") == "6"
 
 
-def test_a_token_that_is_edited_goes_out_as_text_with_holes(opened):
+def test_a_token_that_is_edited_goes_out_as_text_among_numbers(opened):
     page, fake = opened()
     run(page)
     choose(page, 1, "Edit")
@@ -189,11 +189,93 @@ def test_a_token_that_is_edited_goes_out_as_text_with_holes(opened):
     choose(page, 4, "Mask again")
     assert page.locator(".token.kept .shown").all_text_contents() == ["bear"]
     go_on(page)
-    assert fake.requests[1]["text"] == "A bear sings softly[MASK:1] in the wood."
-    assert text_of(page) == ["A", "bear", "sings", "softly", "to", "in", "the", "wood."]
+    assert fake.requests[1]["canvas"][:3] == [fake.number("A"), " bear", fake.number(" sings")]
+    assert text_of(page) == ["A", "bear", "sings", "softly", "the", "in", "the", "wood."]
+    assert page.locator(".slider").get_attribute("max") == "6"
     choose(page, 2, "Mask again")
     go_on(page)
     assert fake.requests[2]["canvas"][1] == fake.number(" bear")
+
+
+def test_a_text_of_several_tokens_moves_what_comes_behind_it(opened):
+    page, _ = opened()
+    run(page)
+    choose(page, 4, "Keep")
+    choose(page, 1, "Edit")
+    page.locator(".menu input").fill(" very big bear")
+    page.keyboard.press("Enter")
+    choose(page, 2, "Mask again")
+    go_on(page)
+    assert text_of(page)[:4] == ["A", "very", "big", "bear"]
+    assert text_of(page)[5:] == ["softly", "to", "in", "the", "wood."]
+    assert page.locator(".token.kept .shown").all_text_contents() == ["very", "big", "bear", "to"]
+    assert page.locator(".token.given .shown").all_text_contents() == ["A", "in", "the", "wood."]
+    page.locator(".slider").fill("4")
+    assert text_of(page) == ["A", "owl", "sings", "softly", "to", "in", "the", "wood."]
+
+
+def test_what_is_behind_the_end_is_no_part_of_the_text_and_can_be_written_later(opened):
+    page, fake = opened(Fake(ends_at=4))
+    run(page, "A [MASK:6]")
+    assert text_of(page) == ["A", "owl", "sings", "softly"]
+    assert page.locator(".token.masked").count() == 0
+    assert "100 %" in page.locator(".count").inner_text()
+    assert page.locator(".go-on").is_disabled()
+    choose(page, 2, "Mask again")
+    fake.ends_at = None
+    go_on(page)
+    assert fake.requests[1]["canvas"][2:] == [None, fake.number(" softly"), None, None, None]
+    assert len(text_of(page)) == 7
+
+
+def test_going_on_is_by_chance_of_its_own_each_time(opened):
+    page, fake = opened()
+    run(page)
+    choose(page, 3, "Keep")
+    for _ in range(3):
+        go_on(page, ".anew")
+    assert [each["seed"] for each in fake.requests] == [0, 1, 2, 3]
+    run(page)
+    assert fake.requests[-1]["seed"] == 0
+
+
+def test_letters_of_several_bytes_are_sent_back_as_they_were(opened):
+    page, fake = opened(Fake(words=("�", "�", *WORDS)))
+    run(page, "A [MASK:4] b")
+    choose(page, 3, "Edit")
+    page.locator(".menu input").fill(" é")
+    page.keyboard.press("Enter")
+    choose(page, 4, "Mask again")
+    go_on(page)
+    assert [each for each in fake.requests[1]["canvas"] if isinstance(each, str)] == [" é"]
+
+
+def test_the_menu_tells_what_both_stages_expected_and_closes_when_left(opened):
+    page, _ = opened()
+    run(page)
+    page.locator('.token[data-place="1"]').click()
+    assert page.locator(".menu h4").all_text_contents() == ["anchor stage", "final stage"]
+    for _ in range(4):
+        page.keyboard.press("Tab")
+    page.locator(".menu").wait_for(state="detached")
+
+
+def test_a_long_prompt_is_scrolled_with_its_mirror(opened):
+    page, _ = opened()
+    page.locator("#prompt").fill("a line\n" * 60 + "[MASK:3]")
+    page.locator("#prompt").evaluate("field => { field.scrollTop = 400; }")
+    mirror = page.locator(".mirror")
+    for _ in range(50):
+        if mirror.evaluate("e => e.scrollTop") > 0:
+            break
+        page.wait_for_timeout(20)
+    assert mirror.evaluate("e => e.scrollTop") == page.locator("#prompt").evaluate("e => e.scrollTop") > 0
+
+
+def test_the_models_own_way_is_told(opened):
+    page, _ = opened()
+    assert "ancestral, steps 32, top_p 0.8" in page.locator(".about").inner_text()
+    assert page.locator("[name=steps]").get_attribute("placeholder") == "32"
 
 
 def test_a_blank_takes_one_of_the_expected_tokens(opened):
@@ -360,7 +442,7 @@ def test_the_saved_page_opens_without_the_server_and_plays(opened, tmp_path):
     assert saved.locator(".token:not(.masked) .shown").all_text_contents() == expected
     saved.locator("button.back").click()
     assert saved.locator(".token.masked").count() == 1
-    assert saved.locator("h2").inner_text() == "</script><b>, the model's own sampler"
+    assert saved.locator("h2").inner_text() == "</script><b>, the model's own sampler, seed 0"
     assert saved.locator("img, b").count() == 0
     saved.locator(".theme").click()
     assert saved.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -57,7 +57,7 @@ def test_two_samplers_are_compared_and_the_saved_page_shows_what_they_wrote(page
     download.value.save_as(file)
     saved = context_with(reduced_motion="reduce", offline=True).new_page()
     saved.goto(file.as_uri())
-    assert saved.locator("h2").all_text_contents() == ["confidence", "ancestral"]
+    assert saved.locator("h2").all_text_contents() == ["confidence, steps 4, seed 0", "ancestral, steps 4, seed 0"]
     assert [shown(saved, f".player-section >> nth={i}") for i in range(2)] == texts
     saved.close()
 

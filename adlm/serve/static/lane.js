@@ -14,9 +14,11 @@ export function mountLane(element, { models, shared, changed }) {
   const output = find(".output"), canvas = find(".canvas"), status = find(".status"), problem = find(".problem");
   const goOn = find(".go-on"), anew = find(".anew"), undo = find(".undo");
   let recording = null, player = null, kept = new Set(), past = [], running = null, again = null, drawing = null;
+  let rounds = 0; // of going on: each is written by chance of its own
 
   const blanks = (places) => places.filter(({ text }) => text === null).length;
   const shownCanvas = () => canvasOf(recording, player.at());
+  const wholeCanvas = () => canvasOf(recording, player.at(), recording.whole);
 
   function draw(frame) {
     cancelAnimationFrame(drawing);
@@ -51,12 +53,12 @@ export function mountLane(element, { models, shared, changed }) {
     const place = shownCanvas()[i], frame = player.at();
     const guesses = recording.frames.slice(0, frame + 1).flatMap((each) => each.guesses).filter(([at]) => at === i).at(-1);
     const suggestions = [...new Set([...(guesses?.[1] ?? []), ...(guesses?.[2] ?? [])].map(([text]) => text))];
-    const items = [];
+    const items = [], rankings = [["anchor stage", guesses?.[1] ?? []], ["final stage", guesses?.[2] ?? []]];
     const written = place.text !== null;
     if (written && !place.given) items.push(kept.has(i) ? ["Do not keep", () => keep(i, false)] : ["Keep", () => keep(i, true)]);
     if (written) items.push(["Mask again", () => write(i, null)]);
     const label = written ? "Edit" : "Write", act = (text) => write(i, text);
-    openMenu(canvas, i, { title: `place ${i + 1}`, items, write: { label, act, suggestions, value: place.text ?? " " } });
+    openMenu(canvas, i, { title: `place ${i + 1}`, items, rankings, write: { label, act, suggestions, value: place.text ?? " " } });
   }
 
   function keep(i, whether) {
@@ -103,7 +105,7 @@ export function mountLane(element, { models, shared, changed }) {
   async function follow(request, begin) {
     if (running) return null;
     const control = new AbortController();
-    let steps = 0, trouble = null;
+    let steps = 0, trouble = null, length;
     running = control;
     problem.hidden = true;
     status.textContent = "Writing.";
@@ -119,6 +121,7 @@ export function mountLane(element, { models, shared, changed }) {
           steps += 1;
           drawSoon();
         } else if (event.type === "done") {
+          length = event.length;
           const calls = `${event.calls} network call${event.calls === 1 ? "" : "s"}`;
           status.textContent = `Done in ${event.seconds.toFixed(event.seconds < 10 ? 1 : 0)} s, ${calls}. Click a token to keep it, mask it again or edit it.`;
         }
@@ -130,7 +133,7 @@ export function mountLane(element, { models, shared, changed }) {
     }
     running = null;
     if (recording) {
-      recording = finished(recording);
+      recording = finished(recording, length);
       draw();
     }
     changed();
@@ -139,25 +142,31 @@ export function mountLane(element, { models, shared, changed }) {
 
   function start() {
     if (!settings.valid()) return null;
-    const { common, ask } = shared();
+    const { common, ask } = shared(), name = settings.described(common.seed);
     return follow({ ...common, ...settings.request(), ...ask }, (event) => {
-      [past, kept] = [[], new Set()];
-      return begun(event);
+      [past, kept, rounds] = [[], new Set(), 0];
+      return { ...begun(event), name };
     });
   }
 
   function continueFrom(places) {
     if (!settings.valid()) return;
-    const before = recording, frame = player.at();
+    const before = recording, frame = player.at(), marked = kept;
+    rounds += 1;
+    const seed = shared().common.seed + rounds, name = settings.described(seed);
     remember();
     canvas.focus(); // the button is about to be of no use
-    follow({ ...shared().common, ...settings.request(), ...requestFor(places, before.tail) }, (event) => continued(before, frame, places, event));
+    follow({ seed, ...settings.request(), ...requestFor(places, before.tail) }, (event) => {
+      const { recording, moved } = continued(before, frame, places, event);
+      kept = new Set([...marked].flatMap(moved));
+      return { ...recording, name: `${before.name}, then ${name}` };
+    });
   }
 
-  goOn.addEventListener("click", () => continueFrom(shownCanvas()));
+  goOn.addEventListener("click", () => continueFrom(wholeCanvas()));
   anew.addEventListener("click", () => {
     const open = { text: null, id: null };
-    continueFrom(shownCanvas().map((place, i) => (place.given || kept.has(i) ? place : open)));
+    continueFrom(wholeCanvas().map((place, i) => (place.given || kept.has(i) ? place : open)));
   });
   undo.addEventListener("click", takeBack);
   find(".retry").addEventListener("click", () => again?.());

@@ -7,18 +7,31 @@ function make(kind, name, text) {
   return element;
 }
 
-// items: [[label, act]]; write: {label, value, suggestions: [text], act(text)}
-export function openMenu(host, place, { title, items, write }) {
+// items: [[label, act]]; rankings: [[title, [[text, p]]]], which a finger cannot hover over; write: {label, value, suggestions: [text], act(text)}
+export function openMenu(host, place, { title, items, rankings, write }) {
   const menu = make("div", "menu"), list = make("div", "items");
   const cell = () => host.querySelector(`.token[data-place="${place}"]`); // it may be made anew in the meantime
   menu.setAttribute("role", "dialog");
   menu.setAttribute("aria-label", title);
+  menu.tabIndex = -1; // what is clicked in it is within it
 
   function close(back = true) {
     if (!menu.isConnected) return;
     menu.remove();
     removeEventListener("pointerdown", outside, true);
     if (back) cell()?.focus();
+  }
+
+  function looked() {
+    const columns = make("div", "columns");
+    for (const [stage, candidates] of rankings) {
+      if (!candidates.length) continue;
+      const column = make("div");
+      column.append(make("h4", "", stage));
+      for (const [text, p] of candidates) column.append(make("p", "", `${text.trim() || "␣"} ${Math.round(100 * p)} %`));
+      columns.append(column);
+    }
+    return columns.childElementCount ? [columns] : [];
   }
 
   function outside(event) { if (!menu.contains(event.target)) close(false); }
@@ -66,6 +79,9 @@ export function openMenu(host, place, { title, items, write }) {
     event.preventDefault();
   });
 
+  // Whoever leaves by Tab is done with it.
+  menu.addEventListener("focusout", () => setTimeout(() => { if (!menu.contains(document.activeElement)) close(false); }));
+
   function put() {
     const around = host.getBoundingClientRect(), box = cell().getBoundingClientRect();
     const room = host.clientWidth - menu.offsetWidth - 8;
@@ -74,7 +90,7 @@ export function openMenu(host, place, { title, items, write }) {
   }
 
   host.querySelector(".menu")?.remove();
-  menu.append(list);
+  menu.append(list, ...looked());
   host.append(menu);
   put();
   list.firstElementChild.focus();

@@ -33,6 +33,7 @@ export function mountPrompt(box, changed) {
 
   const hasHoles = () => field.value.search(HOLE) >= 0;
   field.addEventListener("input", draw);
+  field.addEventListener("scroll", () => { mirror.scrollTop = field.scrollTop; });
   draw();
   return { field, set, addHole, hasHoles, request: () => (hasHoles() ? { text: field.value } : { prompt: field.value }) };
 }

@@ -1,19 +1,21 @@
 // A run as a value: what `mountPlayer` plays, with the numbers of the tokens beside their texts, so that any frame of
 // it can be gone on from. Frames are the model's steps and what the reader changed in between.
 //
-// {length, given: [[i, text, id]], anchors: [i], frames: [{tokens: [[i, text or null, id or null]], guesses, byReader}],
-//  expected, anchored, tail: [id]}
+// {length, whole, given: [[i, text, id]], anchors: [i], frames: [{tokens: [[i, text or null, id or null]], guesses,
+//  byReader}], expected, anchored, tail: [id], name}
+// Of the `whole` places of a row, `length` are shown; `tail` are those behind them, of which nothing is shown ever.
 
 const BREAK = "⏎", SPECIAL = "·"; // how the server writes a line's end, and a token that is no text
 
-export function begun(event) {
-  const length = event.tokens.findLastIndex(([id, text]) => id === null || text !== SPECIAL) + 1;
-  const tokens = event.tokens.slice(0, length).map(([id, text], i) => [i, id === null ? null : text, id]);
-  const tail = event.tokens.slice(length).map(([id]) => id); // what fills up a row is not worth looking at
+// What fills up a row is not worth looking at, unless it was written before: `least` places are kept.
+export function begun(event, least = 0) {
+  const whole = Math.max(least, event.tokens.findLastIndex(([id, text]) => id === null || text !== SPECIAL) + 1);
+  const tokens = event.tokens.slice(0, whole).map(([id, text], i) => [i, id === null ? null : text, id]);
+  const tail = event.tokens.slice(whole).map(([id]) => id);
   const given = tokens.filter(([, text]) => text !== null);
   const blanks = tokens.length - given.length;
   return {
-    length, tail, given, anchors: [], frames: [{ tokens: [], guesses: [] }],
+    length: whole, whole, tail, given, anchors: [], frames: [{ tokens: [], guesses: [] }],
     expected: Math.min(event.steps ?? blanks, blanks), // most samplers write something in each frame
     anchored: event.anchored,
   };
@@ -28,12 +30,14 @@ export function advanced(recording, event) {
   return { ...recording, anchors: event.anchors, frames };
 }
 
-export const finished = (recording) => ({ ...recording, expected: undefined });
+// The server says how long the text has become: blanks behind its end are no part of it.
+export const finished = (recording, length = recording.length) =>
+  ({ ...recording, length: Math.min(length, recording.whole), expected: undefined });
 
-// What stands at each place after a frame.
-export function canvasOf(recording, frame) {
-  const canvas = Array.from({ length: recording.length }, () => ({ text: null, id: null, given: false }));
-  for (const [i, text, id] of recording.given) canvas[i] = { text, id, given: true };
+// What stands at each place after a frame: at those that are shown, or at all.
+export function canvasOf(recording, frame, length = recording.length) {
+  const canvas = Array.from({ length }, () => ({ text: null, id: null, given: false }));
+  for (const [i, text, id] of recording.given) if (canvas[i]) canvas[i] = { text, id, given: true };
   for (const { tokens } of recording.frames.slice(0, frame + 1))
     for (const [i, text, id] of tokens) if (canvas[i]) canvas[i] = { text, id, given: false };
   return canvas;
@@ -50,40 +54,45 @@ export function rewritten(recording, frame, place, text) {
   return finished({ ...recording, frames });
 }
 
-// What is sent to go on from a canvas. A text that the reader typed has no number, so the canvas is sent as a text with
-// holes, and the server finds the tokens.
+const typed = ({ text, id }) => text !== null && id === null;
+
+// What is sent to go on from a canvas: numbers, and what the reader typed as text, for the server to find its tokens.
 export function requestFor(canvas, tail) {
-  if (canvas.every(({ text, id }) => text === null || id !== null))
-    return { canvas: [...canvas.map(({ id }) => id), ...tail] };
-  let text = "", hole = 0;
-  const close = () => { if (hole) text += `[MASK:${hole}]`; hole = 0; };
-  for (const place of canvas) {
-    if (place.text === null) { hole += 1; continue; }
-    close();
-    if (place.text !== SPECIAL) text += place.text.replaceAll(BREAK, "\n");
-  }
-  close();
-  return { text };
+  const places = canvas.map((place) => (typed(place) ? place.text.replaceAll(BREAK, "\n") : place.id));
+  return { canvas: [...places, ...tail] };
 }
 
-// The story goes on where the server begins with the canvas that was sent; otherwise a new one begins.
+// The story goes on with the canvas that was sent. A text that was typed may have become several tokens, behind which
+// all places move: `moved(i)` are those that a place has become.
 export function continued(recording, frame, canvas, event) {
-  const next = begun(event), now = canvasOf(next, 0);
-  const same = now.length === canvas.length && now.every(({ text }, i) => text === canvas[i].text);
-  if (!same) return next;
-  const before = canvasOf(recording, frame);
-  const masked = before.flatMap((place, i) => (place.text !== null && canvas[i].text === null ? [[i, null, null]] : []));
-  const frames = recording.frames.slice(0, frame + 1);
-  const found = now.flatMap(({ text, id }, i) => (before[i].id === null && id !== null ? [[i, text, id]] : []));
-  if (found.length) frames.push({ ...frames.pop(), tokens: named(recording.frames[frame].tokens, found) });
-  if (masked.length) frames.push({ tokens: masked, guesses: [], byReader: true });
-  return { ...recording, frames, tail: next.tail, anchored: next.anchored, expected: frames.length - 1 + next.expected };
-}
+  const found = new Map(), starts = [];
+  let to = 0;
+  canvas.forEach((place, i) => {
+    const count = typed(place) ? event.typed?.[found.size] ?? 1 : 1;
+    if (typed(place)) found.set(i, event.tokens.slice(to, to + count).map(([id, text]) => [text, id]));
+    starts.push(to);
+    to += count;
+  });
+  const moved = (i) => (found.get(i) ?? [0]).map((_, k) => starts[i] + k);
+  const next = begun(event, to);
+  if (canvas.some(({ id }, i) => id !== null && event.tokens[starts[i]]?.[0] !== id)) return { recording: next, moved };
 
-// Tokens the reader typed, with the numbers the server found for them.
-function named(tokens, found) {
-  const ids = new Map(found.map(([i, , id]) => [i, id]));
-  return tokens.map(([i, text, id]) => [i, text, id ?? (text === null ? null : ids.get(i) ?? null)]);
+  const before = canvasOf(recording, frame, recording.whole);
+  const named = ([i, text, id]) => (typed({ text, id }) && found.has(i)
+    ? found.get(i).map(([text, id], k) => [starts[i] + k, text, id]) : [[starts[i], text, id]]);
+  const frames = recording.frames.slice(0, frame + 1).map((each) => ({
+    ...each, tokens: each.tokens.flatMap(named), guesses: each.guesses.map(([i, ...rankings]) => [starts[i], ...rankings]),
+  }));
+  const masked = before.flatMap(({ text }, i) => (text !== null && canvas[i].text === null ? [[starts[i], null, null]] : []));
+  if (masked.length) frames.push({ tokens: masked, guesses: [], byReader: true });
+  return {
+    moved,
+    recording: {
+      ...recording, frames, length: next.length, whole: next.whole, tail: next.tail, anchored: next.anchored,
+      given: recording.given.map(([i, text, id]) => [starts[i], text, id]), anchors: recording.anchors.flatMap(moved),
+      expected: frames.length - 1 + next.expected,
+    },
+  };
 }
 
 // Only what the player reads.

@@ -2,7 +2,7 @@
 
 const NUMBERS = ["steps", "temperature", "top_p"];
 
-// models: [{name, samplers: [{name, about, options}]}]
+// models: [{name, sampling: {sampler, steps, ...}, samplers: [{name, about, options}]}]
 export function mountSettings(element, models) {
   const named = (name) => element.querySelector(`[name="${name}"]`);
   const model = named("model"), sampler = named("sampler"), about = element.querySelector(".about");
@@ -10,7 +10,9 @@ export function mountSettings(element, models) {
   for (const { name } of models) model.append(new Option(name, name));
   element.querySelector(".model").hidden = models.length < 2;
 
-  const samplers = () => models[Math.max(0, model.selectedIndex)]?.samplers ?? [];
+  const chosenModel = () => models[Math.max(0, model.selectedIndex)];
+  const samplers = () => chosenModel()?.samplers ?? [];
+  const sampling = () => chosenModel()?.sampling ?? {};
 
   // Not every model can be written with in every way.
   function fill() {
@@ -22,14 +24,21 @@ export function mountSettings(element, models) {
 
   function explain() {
     const chosen = samplers().find(({ name }) => name === sampler.value);
-    about.textContent = chosen ? chosen.about : "Every model has a way to sample that suits it.";
+    about.textContent = chosen ? chosen.about : ownWay();
     for (const name of NUMBERS) limit(named(name), chosen?.options ?? null, name);
+  }
+
+  function ownWay() {
+    const { sampler: by, ...rest } = sampling(), settings = Object.entries(rest).map(([name, value]) => `${name} ${value}`);
+    const known = samplers().find(({ name }) => name === (by ?? samplers()[0]?.name));
+    if (!known) return "";
+    return `What suits this model: ${[known.name, ...settings].join(", ")}. ${known.about}`;
   }
 
   function limit(field, options, name) {
     const range = options?.[name];
     field.disabled = Boolean(options && name === "steps" && !range);
-    field.placeholder = range?.default ?? "default";
+    field.placeholder = range?.default ?? (options ? "default" : sampling()[name] ?? "default");
     if (!range) return;
     if (typeof range.least === "number") field.min = range.least;
     if (typeof range.most === "number") field.max = range.most;
@@ -49,7 +58,11 @@ export function mountSettings(element, models) {
       explain();
     },
     valid: () => NUMBERS.every((name) => named(name).reportValidity()),
-    name: () => [models.length > 1 ? model.value : "", sampler.value || "the model's own sampler"].filter(Boolean).join(", "),
+    // For those who look at a run later.
+    described: (seed) => [
+      models.length > 1 ? model.value : "", sampler.value || "the model's own sampler",
+      ...NUMBERS.flatMap((name) => (number(named(name)) === null ? [] : [`${name} ${number(named(name))}`])), `seed ${seed}`,
+    ].filter(Boolean).join(", "),
     request: () => ({
       model: model.value || null, sampler: sampler.value || null,
       ...Object.fromEntries(NUMBERS.map((name) => [name, number(named(name))])),

@@ -70,7 +70,7 @@ async function load() {
   const notice = find(".notice");
   try {
     const { data } = await ask("v1/models");
-    models = await Promise.all(data.map(async ({ id }) => ({ name: id, samplers: await ask(`v1/samplers?model=${encodeURIComponent(id)}`) })));
+    models = await Promise.all(data.map(async ({ id, sampling }) => ({ name: id, sampling, samplers: await ask(`v1/samplers?model=${encodeURIComponent(id)}`) })));
     notice?.remove();
     addLane();
     compare(find("#compare").checked);
@@ -100,7 +100,7 @@ find("#add-hole").addEventListener("click", () => {
 });
 find("#compare").addEventListener("change", (event) => { if (lanes.length) compare(event.target.checked); });
 share.addEventListener("click", async () => {
-  const runs = lanes.filter((lane) => lane.recording()).map((lane) => ({ name: lane.settings.name(), recording: lane.recording() }));
+  const runs = lanes.map((lane) => lane.recording()).filter(Boolean).map((recording) => ({ name: recording.name, recording }));
   download(await pageOf(runs, find(".theme")), "adlm-run.html");
 });
 for (const text of EXAMPLES) {
