@@ -16,7 +16,8 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -293,7 +294,7 @@ def _damaged(path: Path, error: Exception) -> DataError:
     return DataError(f"asked to read {path}", str(error), "check that the file is whole, or fetch it again")
 
 
-def _whole_lines(path: Path, source: TextFiles) -> Iterator[str]:
+def _whole_lines(path: Path, source: TextFiles) -> Generator[str, None, None]:
     parts: list[str] = []
     for part in documents.as_lines(_decoded(path, source.encoding_errors)):
         parts.append(part)
@@ -312,13 +313,15 @@ def json_records(path: Path, source: TextFiles) -> _Records:
     if text.startswith("["):
         yield from _json_list(path, text, chunks)
         return
-    for number, line in enumerate(_whole_lines(path, source), start=1):
-        where = f"{path}, line {number}"
-        if line.strip():
-            try:
-                yield where, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise _not_json(where, line, error) from error
+    del chunks  # with its open file
+    with closing(_whole_lines(path, source)) as lines:
+        for number, line in enumerate(lines, start=1):
+            where = f"{path}, line {number}"
+            if line.strip():
+                try:
+                    yield where, json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise _not_json(where, line, error) from error
 
 
 def _json_list(path: Path, text: str, chunks: Iterator[str]) -> _Records:

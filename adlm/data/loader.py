@@ -50,6 +50,7 @@ def read_rows(table: Table, rows: NDArray[np.int64], *, first_draw: int = 0) -> 
     """These rows as a batch whose draws are numbered from `first_draw`."""
     tokens = table.tokens(rows)
     fixed, documents, targets = table.fixed(rows), table.documents(tokens), table.targets(rows)
+    anchors = table.anchors(rows)
     return Batch(
         tokens=torch.from_numpy(tokens),
         valid=torch.from_numpy(table.valid(rows)),
@@ -58,6 +59,7 @@ def read_rows(table: Table, rows: NDArray[np.int64], *, first_draw: int = 0) -> 
         fixed=None if fixed is None else torch.from_numpy(fixed),
         documents=None if documents is None else torch.from_numpy(documents),
         targets=None if targets is None else torch.from_numpy(targets),
+        anchors=None if anchors is None else torch.from_numpy(anchors),
     )
 
 

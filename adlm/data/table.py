@@ -57,6 +57,10 @@ class Table(ABC):
         """[N, length]: what the state at each position is to predict beside its token; -1 where nothing."""
         return None
 
+    def anchors(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """[N, length]: the anchors, where the data knows them (`adlm.anchors.rules.Given`)."""
+        return None
+
     def scored_lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """[N] tokens of text that a model has to write: what nats are divided by to give a perplexity.
 

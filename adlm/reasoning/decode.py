@@ -37,12 +37,14 @@ class Written(NamedTuple):
         tokens: written, the end token among them; thoughts are not.
         ended: by the end token, and not by the limit.
         thoughts: for each thought the likeliest tokens after it, best first.
+        placed: the anchors of a diffusion model, as they were filled in.
     """
 
     text: str
     tokens: int
     ended: bool
     thoughts: tuple[tuple[Guess, ...], ...] = ()
+    placed: tuple[str, ...] = ()
 
 
 class Solved(NamedTuple):

@@ -4,8 +4,8 @@
     fixed             ---------------               ---
 
 Padding after the end is predicted, so that a canvas of one size holds any trace. A problem with fewer important tokens
-than places has <ant> in those left. In use the places are filled first, with all that follows masked, and then the rest
-is denoised around them (`AnchorsFirst`).
+than places has <ant> in those left. Steps stay, whatever the method leaves out left to right. In use the places are
+filled first, with all that follows masked, and then the rest is denoised around them (`AnchorsFirst`).
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,9 @@ def _anchored(row: Row, tokenizer: Tokenizer) -> Row:
     """The question with <boa> as given; anchors, <eoa> and what follows as the rest."""
     begin, place, end = (np.array([mark_id(tokenizer, mark)]) for mark in (BEGIN, PLACE, END))
     anchors = np.where(row.targets < 0, place, row.targets)
-    return Row(np.concatenate([row.given, begin]), np.concatenate([anchors, end, row.rest]), np.zeros(0, np.int64))
+    important = np.concatenate([row.targets >= 0, [False], row.important])
+    rest = np.concatenate([anchors, end, row.rest])
+    return Row(np.concatenate([row.given, begin]), rest, np.zeros(0, np.int64), important)
 
 
 class DiffusedRows(ReasonedRows):
@@ -118,12 +120,16 @@ class DiffusedRows(ReasonedRows):
         self, name: str, rows: Sequence[Row], tokenizer: Tokenizer, *, numbers: Sequence[int], anchors: int, rest: int
     ) -> None:
         super().__init__(name, rows, tokenizer, numbers=numbers, padding=True, rest=rest)
-        self.anchors = anchors
+        self.anchor_places = anchors
 
     def fixed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         fixed = super().fixed(rows)
-        fixed[:, self.given + self.anchors] = True
+        fixed[:, self.given + self.anchor_places] = True
         return fixed
+
+    def wanted(self, row: int) -> list[int]:
+        found: list[int] = self.tokens(np.array([row]))[0, self.given : self.given + self.anchor_places].tolist()
+        return found
 
     def question(self, row: int) -> Ids:
         """All that is given before the places for anchors, without padding."""
@@ -209,8 +215,8 @@ def denoise(
         raise ConfigError("asked to answer questions", f"batch={batch}, top={top}", "give 1 or more of each")
     chosen = sampler or AnchorsFirst(begin=mark_id(tokenizer, BEGIN), end=mark_id(tokenizer, END))
     device = next(model.parameters()).device
-    mask, after = tokenizer.mask_id, table.length - table.given - table.anchors - 1
-    tail = [*[mask] * table.anchors, mark_id(tokenizer, END), *[mask] * after]
+    mask, after = tokenizer.mask_id, table.length - table.given - table.anchor_places - 1
+    tail = [*[mask] * table.anchor_places, mark_id(tokenizer, END), *[mask] * after]
     groups: dict[int, list[int]] = {}
     questions = [table.question(row).tolist() for row in range(len(table))]
     for row, question in enumerate(questions):
@@ -221,19 +227,22 @@ def denoise(
             rows = group[start : start + batch]
             blank = torch.tensor([questions[row] + tail for row in rows])
             canvas = Canvas(blank, blank != mask, torch.tensor(rows)).to(device)
-            places = slice(length, length + table.anchors)
+            places = slice(length, length + table.anchor_places)
             first = model.features(canvas.tokens, torch.ones(len(rows), device=device)).final[:, places]
             filled = chosen.sample(model, canvas, noise=Noise(seed).fork("reasoning")).tokens
-            for row, tokens, states in zip(rows, filled[:, places.stop + 1 :].tolist(), first, strict=True):
-                thoughts = guesses(model.logits(states), tokenizer, top) if table.anchors else ()
-                done[row] = _read(tokens, tokenizer, thoughts)
+            for row, tokens, states in zip(rows, filled.tolist(), first, strict=True):
+                thoughts = guesses(model.logits(states), tokenizer, top) if table.anchor_places else ()
+                placed = tuple(tokenizer.token(token) for token in tokens[places])
+                done[row] = _read(tokens[places.stop + 1 :], tokenizer, thoughts, placed)
             if watch is not None:
                 watch(len(done), len(table))
     return [done[row] for row in range(len(table))]
 
 
-def _read(tokens: list[int], tokenizer: Tokenizer, thoughts: tuple[tuple[Guess, ...], ...]) -> Written:
+def _read(
+    tokens: list[int], tokenizer: Tokenizer, thoughts: tuple[tuple[Guess, ...], ...], placed: tuple[str, ...]
+) -> Written:
     end = tokenizer.roles.eos_id
     ended = end in tokens
     kept = tokens[: tokens.index(end) + 1] if ended else tokens
-    return Written(tokenizer.decode(kept), len(kept), ended, thoughts)
+    return Written(tokenizer.decode(kept), len(kept), ended, thoughts, placed)

@@ -11,6 +11,7 @@ A method that changes as it is trained has stages, from plain steps to its final
 token of their own: `Coconut` and `Anchored` read there the state of the place before.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Layout(NamedTuple):
     Args:
         thoughts: places between question and trace, as many for every problem of a stage.
         anchors: what each thought is to predict, as written in the trace; there may be fewer than thoughts.
+        important: all that matters in the trace, as written there.
     """
 
     question: str
@@ -35,6 +37,7 @@ class Layout(NamedTuple):
     anchors: tuple[str, ...]
     trace: str
     answer: str
+    important: tuple[str, ...] = ()
 
 
 class Marks(NamedTuple):
@@ -67,6 +70,7 @@ class Method(ABC):
             self._anchors(problem, stage),
             "".join(step + "\n" for step in self._steps(problem, stage)),
             ANSWER + problem.answer,
+            as_written(problem),
         )
 
     def thoughts(self, stage: int) -> int:
@@ -214,10 +218,10 @@ def as_written(problem: Problem) -> tuple[str, ...]:
 def _spaced(problem: Problem) -> Iterator[str]:
     trace, after = "\n".join([*problem.steps, problem.answer]), 0
     for piece in problem.important:
-        place = trace.find(piece, after)
-        if place >= 0:
-            after = place + len(piece)
-        yield " " + piece if place > 0 and trace[place - 1] == " " else piece
+        # Not within a longer word or number: there is an impus in every brimpus.
+        found = re.compile(rf"(?<![\w.]){re.escape(piece)}(?!\.?[0-9])").search(trace, after)
+        after = found.end() if found else after
+        yield " " + piece if found and found.start() > 0 and trace[found.start() - 1] == " " else piece
 
 
 def _check_counts(method: Method, **counts: int) -> None:

@@ -153,7 +153,7 @@ def published_file(folder: Path | None, file: str, name: str) -> Path:
 
 def records(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The objects of a JSON file (a list, or one a line), each with the words for where it is."""
-    for where, record in json_records(path, TextFiles(str(path))):
+    for where, record in [*json_records(path, TextFiles(str(path)))]:  # so that the file is closed whatever is in it
         if not isinstance(record, Mapping):
             raise malformed(where, f"{str(record)[:40]!r}, which is no object", "give an object for each problem")
         yield where, record

@@ -33,11 +33,13 @@ _AT_A_TIME = 1024
 
 
 class Row(NamedTuple):
-    """Given tokens, those to be written with the end among them, and one target a thought, -1 where it has none."""
+    """Given tokens, those to be written with the end among them, one target a thought, -1 where it has none, and which
+    of those to be written are important."""
 
     given: Ids
     rest: Ids
     targets: Ids
+    important: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,12 @@ class Reasoned(DataConfig):
         return ReasonedRows(name, [rows[i] for i in kept], tokenizer, numbers=kept)
 
 
+def unknown_share(table: "ReasonedRows", tokenizer: Tokenizer) -> float:
+    """Of the rows' tokens, how many stand for words that the tokenizer has not."""
+    unknown = tokenizer.backend.token_to_id(UNKNOWN)
+    return 0.0 if unknown is None else table.share(unknown)
+
+
 # Kept, since every stage reads the same problems, and drawing or parsing them takes longer than encoding them.
 @lru_cache(maxsize=4)
 def problems_of(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
@@ -118,6 +126,7 @@ def written(layouts: Sequence[Layout], tokenizer: Tokenizer, marks: Marks, watch
     """Layouts as tokens. Parts are encoded apart from each other: in use, the question comes alone."""
     end = [tokenizer.roles.eos_id]
     unknown = tokenizer.backend.token_to_id(UNKNOWN)
+    ids_of = lru_cache(maxsize=1 << 16)(tokenizer.encode)  # the same few names and numbers in all problems
     rows: list[Row] = []
     characters = 0
     for start in range(0, len(layouts), _AT_A_TIME):
@@ -127,9 +136,12 @@ def written(layouts: Sequence[Layout], tokenizer: Tokenizer, marks: Marks, watch
         answers = tokenizer.encode_batch([each.answer for each in some])
         for each, question, trace, answer in zip(some, questions, traces, answers, strict=True):
             given = [question, _between(each.thoughts, tokenizer, marks)]
-            targets = [_first(anchor, tokenizer, unknown) for anchor in each.anchors]
-            targets += [-1] * (each.thoughts - len(targets))
-            rows.append(Row(np.concatenate(given), np.concatenate([trace, answer, end]), np.array(targets, np.int64)))
+            told = [token for anchor in each.anchors for token in _told(anchor, ids_of(anchor), unknown)]
+            targets = np.array((told + [-1] * each.thoughts)[: each.thoughts], np.int64)
+            rest = np.concatenate([trace, answer, end])
+            pieces = [ids_of(piece) for piece in each.important]
+            important = np.isin(rest, np.concatenate(pieces)) if pieces else np.zeros(len(rest), bool)
+            rows.append(Row(np.concatenate(given), rest, targets, important & (rest != unknown)))
             characters += sum(map(len, (each.question, each.trace, each.answer)))
         if watch is not None:
             watch(len(rows), characters, len(rows))
@@ -141,10 +153,12 @@ def _between(thoughts: int, tokenizer: Tokenizer, marks: Marks) -> Ids:
     return np.array([mark_id(tokenizer, name) for name in names if name], np.int64)
 
 
-def _first(anchor: str, tokenizer: Tokenizer, unknown: int | None) -> int:
-    """The id of an anchor's first token; -1 where it has none that is known."""
-    ids = tokenizer.encode(anchor)
-    return int(ids[0]) if len(ids) and ids[0] != unknown else -1
+def _told(anchor: str, ids: Ids, unknown: int | None) -> list[int]:
+    """What thoughts are to predict of an anchor, -1 for what is not known: a number digit by digit, where each has a
+    token, and a name by its first token."""
+    number = anchor.strip().replace(".", "").isdigit()
+    found = [-1 if token == unknown else int(token) for token in (ids if number else ids[:1])]
+    return found or [-1]
 
 
 class ReasonedRows(Table):
@@ -172,6 +186,9 @@ class ReasonedRows(Table):
         self._tokens = np.concatenate([part for row in rows for part in (row.given, row.rest)]).astype(np.uint32)
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._targets = np.stack([row.targets for row in rows])
+        self._important = np.concatenate(
+            [part for row in rows for part in (np.zeros(len(row.given), bool), row.important)]
+        )
         self.given = int(self._given.max())  # columns before the first that is to be written
         self._length = self.given + (rest or int((self._lengths - self._given).max()))
         digest = hashlib.sha256(f"{tokenizer.fingerprint} {self._length} {padding}".encode())
@@ -224,6 +241,22 @@ class ReasonedRows(Table):
         out = np.full((len(rows), self._length), -1, np.int64)
         out[:, self.given - self.thoughts : self.given] = self._targets[rows]
         return out
+
+    def anchors(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        out = np.zeros((len(rows), self._length), bool)
+        place = self._places(rows)
+        text = (place >= 0) & (place < self._lengths[rows][:, None])
+        out[text] = self._important[(self._starts[rows][:, None] + place)[text]]
+        return out
+
+    def wanted(self, row: int) -> list[int]:
+        """What each thought is to predict, -1 where that is nothing."""
+        found: list[int] = self._targets[row].tolist()
+        return found
+
+    def share(self, token: int) -> float:
+        """Of all tokens that are this one."""
+        return float((self._tokens == token).mean())
 
     def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """[N, length]: the place of each column in its own row, negative in the padding before."""

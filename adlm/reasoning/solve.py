@@ -14,6 +14,14 @@ from adlm.reasoning.rows import Reasoned, ReasonedRows
 _SPARE = 32  # tokens that a model may write beyond the longest solution
 
 
+def limit_for(config: Reasoned | Diffused, tokenizer: Tokenizer, split: str) -> int | None:
+    """Tokens that a model may write for any problem of a split, however many are asked; None by diffusion."""
+    if isinstance(config, Diffused):
+        return None
+    rows = replace(config, longest=0).table(split, tokenizer)
+    return rows.length - rows.given + _SPARE
+
+
 def solve(
     network: LanguageModel,
     tokenizer: Tokenizer,

@@ -7,17 +7,19 @@ Interrupted, it goes on: a stage that is done is known by the run stored with it
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from adlm.anchors.rules import AnchorRule, RareInSequence
 from adlm.configs import to_json
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
 from adlm.data.table import DataConfig
-from adlm.errors import ConfigError, UnknownName
+from adlm.errors import ConfigError, DataError, UnknownName
 from adlm.models.hub import BOX, find_model, find_transformers_model
 from adlm.models.io import CONFIG, WEIGHTS, read_config
 from adlm.models.language_model import NetworkConfig
@@ -26,12 +28,13 @@ from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
 from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.reasoning.diffusion import Diffused
 from adlm.reasoning.methods import Anchored, Chain, Coconut, Implicit, Method, Pause, method_named
 from adlm.reasoning.objective import ThoughtCrossEntropy
 from adlm.reasoning.problem import Task
-from adlm.reasoning.rows import WORDS, Reasoned, tokenizer_of
+from adlm.reasoning.rows import WORDS, Reasoned, ReasonedRows, tokenizer_of, unknown_share
 from adlm.reasoning.vocabulary import WithMarks
 from adlm.recipes.small import cpu_run
 from adlm.train.folder import stored_run
@@ -44,6 +47,7 @@ from adlm.train.trainer import fit
 
 LEFT_TO_RIGHT, DIFFUSION = ("ar", "a2r"), ("mdlm", "adlm")
 STAGES = "stages"
+_MOST_UNKNOWN = 0.25  # of the tokens of a task; a few rare words are no harm
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ class Curriculum:
         rows: of a step.
         train: how, but for steps and tokens, which follow.
         anchor_weight: of what thoughts are to predict.
-        gamma: of the first stage's own term, in two-stage models.
+        gamma, rule: of the first stage's own term, in two-stage models; the rule `Given` has it learn the task's
+            important tokens where they are written.
         best: a stage starts from the model of the stage before that validated best, instead of the last; then there is
             a validation an epoch.
         tokenizer, problems, held_out, longest: as in `Reasoned`.
@@ -124,6 +129,7 @@ class Curriculum:
     train: TrainConfig = field(default_factory=lambda: scratch())
     anchor_weight: float = 1.0
     gamma: float = 0.05
+    rule: AnchorRule = field(default_factory=RareInSequence)
     best: bool = False
     tokenizer: str = WORDS
     problems: int = 0
@@ -131,9 +137,9 @@ class Curriculum:
     longest: int = 0
 
     def __post_init__(self) -> None:
-        if not self.scale > 0 or self.rows < 1:
+        if not 0 < self.scale < math.inf or self.rows < 1:
             found = f"scale={self.scale}, rows={self.rows}"
-            raise ConfigError("asked to train in stages", found, "give a scale above 0 and a row or more")
+            raise ConfigError("asked to train in stages", found, "give a finite scale above 0 and a row or more")
 
     def data(self, stage: int) -> Reasoned:
         return Reasoned(self.task, self.method, stage, self.tokenizer, self.problems, self.held_out, self.longest)
@@ -172,7 +178,7 @@ def stages_of(curriculum: Curriculum, out: Path) -> list[Stage]:
         folder = out if last else out / STAGES / str(number)
         fed = method.thoughts(number) if method.fed else 0
         gamma = curriculum.gamma if isinstance(curriculum.network, TwoStageConfig) else 0.0
-        objective = ThoughtCrossEntropy(fed, curriculum.anchor_weight, gamma)
+        objective = ThoughtCrossEntropy(fed, curriculum.anchor_weight, gamma, curriculum.rule)
         name = f"{curriculum.task.name}-{method.name}-{number}"
         run = run_on(curriculum.data(number), name, curriculum, objective, start, count)
         stages.append(Stage(folder, run))
@@ -191,6 +197,13 @@ def diffusion_stage(curriculum: Curriculum, out: Path, objective: Objective) -> 
         raise ConfigError(f"asked for {method.name} with a diffusion model", found, "use the method anchored or chain")
     if curriculum.longest:
         raise ConfigError("asked for --longest with a diffusion model", "it has room for all problems", "leave it out")
+    if curriculum.anchor_weight != 1:
+        found = "anchors are tokens like all others there"
+        raise ConfigError(
+            f"asked for anchor_weight={curriculum.anchor_weight} with a diffusion model", found, "leave it out"
+        )
+    if isinstance(objective, Anelbo):
+        objective = replace(objective, gamma=curriculum.gamma, rule=curriculum.rule)
     tokenizer = tokenizer_of(task, curriculum.tokenizer, curriculum.problems)
     longest = replace(curriculum.data(0), method=Chain()).table("train", tokenizer, curriculum.problems)
     data = Diffused(
@@ -208,7 +221,14 @@ def diffusion_stage(curriculum: Curriculum, out: Path, objective: Objective) -> 
 
 def run_on(data: DataConfig, name: str, curriculum: Curriculum, objective: Objective, start: Start, epochs: int) -> Run:
     """A run of so many epochs, scaled, on this data."""
-    table = data.prepare().train
+    prepared = data.prepare()
+    table = prepared.train
+    assert isinstance(table, ReasonedRows)
+    if (share := unknown_share(table, prepared.tokenizer)) > _MOST_UNKNOWN:
+        found = f"{share:.0%} of the tokens are words that the tokenizer has not"
+        raise DataError(
+            f"asked to train on {table.name}", found, "begin with fresh weights, or with a model of this task"
+        )
     rows = min(curriculum.rows, len(table))
     an_epoch = len(table) / rows
     steps = max(1, round(epochs * curriculum.scale * an_epoch))
@@ -243,7 +263,9 @@ def base_of(name: str, size: str | StackConfig = "nano") -> Base:
     if not Path(name).is_dir() and "/" not in name and name != BOX:
         raise UnknownName("base", name, (*LEFT_TO_RIGHT, *DIFFUSION, "FOLDER", "OWNER/NAME"))
     asked = f"asked to begin with {name}"
-    folder = Path(name) if name == BOX else find_transformers_model(name, asked=asked)
+    if name == BOX:
+        name = str(find_model(name, revision=None, asked=asked))
+    folder = find_transformers_model(name, asked=asked)
     if _is_of_transformers(folder):
         return Base(TransformersCausalConfig(architecture_of(folder)), None, Pretrained(name), name)
     network = read_config(find_model(name, revision=None, asked=asked), asked).network

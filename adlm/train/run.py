@@ -52,6 +52,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, steps=self.steps, tokens=self.tokens, micro_rows=self.micro_rows)
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"asked for the seed {self.seed}", "below 0, or of more than 63 bits", "give 0 or more")
         if not self.clip > 0:
             raise ConfigError(f"asked to clip gradients at {self.clip}", "not above 0", "use 1.0; inf clips nothing")
         if not 0 <= self.ema < 1:

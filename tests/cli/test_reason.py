@@ -51,7 +51,11 @@ def test_a_trained_model_is_measured_with_an_interval_and_a_figure_for_each_prob
     records = [json.loads(line) for line in texts.read_text().splitlines()]
     assert [record["tokens"] for record in records] == result.items["tokens"]
     assert [len(record["thoughts"]) for record in records] == [1] * 6
-    assert "of 6 (95 % interval" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "of 6 (95 % interval" in shown
+    assert f"arithmetic test ({result.data['origin']})" in shown
+    assert main(["reason", "evaluate", run, "--out", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err
 
 
 def test_a_problem_is_shown_with_what_its_thought_predicted_and_a_verdict(run, capsys):
@@ -82,7 +86,9 @@ def test_a_diffusion_model_reasons_with_its_anchors_first_or_in_any_order(tmp_pa
         assert main(["reason", "evaluate", folder, "--problems", "2", "--out", str(out), *options]) == 0
         assert read_result(out).protocol["decoding"] == ("plain" if options else "anchors first")
     assert main(["reason", "show", folder]) == 0
-    assert "thoughts" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "thoughts" in shown
+    assert "placed" in shown
 
 
 @pytest.mark.parametrize(

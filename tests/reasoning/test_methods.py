@@ -38,14 +38,21 @@ problems = st.builds(
 def test_layouts_are_what_the_methods_promise():
     question, answer = "Is Tom a lempus or a zumpus?\n", "#### Tom is a lempus."
     steps = [step + "\n" for step in TOM.steps]
-    assert NoChain().layout(TOM, 0) == (question, 0, (), "", answer)
-    assert Chain().layout(TOM, 0) == (question, 0, (), "".join(steps), answer)
-    assert Pause(4).layout(TOM, 0) == (question, 4, (), "", answer)
-    assert Implicit(2).layout(TOM, 1) == (question, 0, (), "".join(steps[1:]), answer)
-    assert Coconut(2, 3).layout(TOM, 2) == (question, 6, (), steps[2], answer)
-    assert Coconut(2, 3).layout(TOM, 3) == (question, 6, (), "", answer)
-    assert Anchored(3).layout(TOM, 2) == (question, 2, ("Tom", " terpus"), "".join(steps), answer)
-    assert Anchored(3, drop_steps=True).layout(TOM, 2) == (question, 2, ("Tom", " terpus"), steps[2], answer)
+    assert NoChain().layout(TOM, 0)[:5] == (question, 0, (), "", answer)
+    assert Chain().layout(TOM, 0)[:5] == (question, 0, (), "".join(steps), answer)
+    assert Pause(4).layout(TOM, 0)[:5] == (question, 4, (), "", answer)
+    assert Implicit(2).layout(TOM, 1)[:5] == (question, 0, (), "".join(steps[1:]), answer)
+    assert Coconut(2, 3).layout(TOM, 2)[:5] == (question, 6, (), steps[2], answer)
+    assert Coconut(2, 3).layout(TOM, 3)[:5] == (question, 6, (), "", answer)
+    assert Anchored(3).layout(TOM, 2)[:5] == (question, 2, ("Tom", " terpus"), "".join(steps), answer)
+    assert Anchored(3, drop_steps=True).layout(TOM, 2)[:5] == (question, 2, ("Tom", " terpus"), steps[2], answer)
+    assert {method.layout(TOM, 0).important for method in ALL} == {as_written(TOM)}
+
+
+def test_important_tokens_are_not_found_within_longer_ones():
+    steps = ("Tom is a brimpus.", "Every brimpus is an impus.", "32 - 2 = 30")
+    problem = Problem("?", steps, "30", ("brimpus", "impus", "2", "30"))
+    assert as_written(problem) == (" brimpus", " impus", " 2", " 30")
 
 
 @given(problems, st.sampled_from(ALL))

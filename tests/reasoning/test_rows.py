@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adlm.anchors.rules import Given
 from adlm.configs import from_json, to_json
 from adlm.data.loader import read_rows
 from adlm.data.packing import Wrapped
 from adlm.data.table import DataConfig
-from adlm.data.tokenizer import train_words
+from adlm.data.tokenizer import train_bpe, train_words
 from adlm.errors import ConfigError, DataError, ModelError
 from adlm.models.io import ModelConfig, save_model
 from adlm.models.language_model import Vocabulary
@@ -19,7 +20,7 @@ from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.reasoning.methods import Anchored, Chain, Coconut, NoChain, Pause
 from adlm.reasoning.problem import Problem, Task
-from adlm.reasoning.rows import Reasoned, tokenizer_of, written
+from adlm.reasoning.rows import Reasoned, tokenizer_of, unknown_share, written
 from adlm.reasoning.vocabulary import MARKS, WithMarks, mark_id, with_marks, words_and_digits
 
 PROBLEMS = (
@@ -62,10 +63,34 @@ def test_thoughts_stand_at_the_same_columns_and_their_targets_one_to_the_right()
     assert ((tokens == ANT) == np.isin(np.arange(table.length), columns)).all()
     assert (tokens[:, columns[0] - 1] == mark_id(TOKENIZER, "<boa>")).all()
     assert (tokens[:, columns[-1] + 1] == mark_id(TOKENIZER, "<eoa>")).all()
-    one, two, three, four = (TOKENIZER.encode(digit)[0] for digit in "1234")
-    assert targets[:, columns + 1].tolist() == [[two, two, four], [one, three, one], [-1, -1, -1]]
+    one, two, three, four, six = (TOKENIZER.encode(digit)[0] for digit in "12346")
+    assert targets[:, columns + 1].tolist() == [[two, two, four], [one, six, three], [-1, -1, -1]]  # 16 and 3
+    assert [table.wanted(row) for row in EVERY] == targets[:, columns + 1].tolist()
     targets[:, columns + 1] = -1
     assert (targets == -1).all()
+
+
+def test_names_are_told_by_their_first_token():
+    problem = Problem("Who?", ("It is Tomas.",), "Tomas", ("Tomas",))
+    letters = train_bpe(["Who? It is Tomas. ####"], 300)
+    tokenizer = with_marks(letters)
+    row = Reasoned(Listed(listed=(problem,)), Anchored(2), 2).rows_of([problem], "x", tokenizer).wanted(0)
+    assert row == [int(tokenizer.encode(" Tomas")[0]), -1]
+
+
+def test_important_tokens_are_anchors_where_they_are_written():
+    batch = read_rows(table_of(Chain()), EVERY)
+    marked = Given().mark(batch)
+    assert not (marked & ~batch.scored).any()
+    found = [TOKENIZER.decode(batch.tokens[row, marked[row]]) for row in EVERY]
+    assert found[0] == "224"  # of 2+2=4
+    assert found[2] == ""
+
+
+def test_how_much_a_tokenizer_does_not_know_is_said():
+    assert unknown_share(table_of(Chain()), TOKENIZER) == 0
+    other = words_and_digits(["2"])
+    assert 0.3 < unknown_share(Reasoned(Listed(), Chain()).table("train", other), other) < 1
 
 
 def test_a_row_read_without_padding_is_the_problem_and_what_is_scored_is_what_follows_the_thoughts():

@@ -1,16 +1,18 @@
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adlm.anchors.rules import Given
 from adlm.configs import from_json, to_json
 from adlm.data.packing import Wrapped
-from adlm.data.tokenizer import train_words
-from adlm.errors import ConfigError, ModelError, UnknownName
+from adlm.data.tokenizer import train_bpe, train_words
+from adlm.errors import ConfigError, DataError, ModelError, UnknownName
 from adlm.models.io import ModelConfig, load_model, save_model
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
@@ -154,7 +156,7 @@ def test_kinds_by_name_are_fresh_and_see_what_their_kind_sees():
 
 @pytest.mark.parametrize("causal", [True, False], ids=["left to right", "masked"])
 def test_a_model_of_this_package_to_begin_with_keeps_its_network_and_tokenizer(tmp_path, causal):
-    tokenizer = train_words(["twice what is 1 and"])
+    tokenizer = train_bpe(["twice what is 1 and"], 300)
     network = replace(NETWORK, stack=replace(NETWORK.stack, causal=causal))
     config = ModelConfig(network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), Wrapped(8))
     torch.manual_seed(0)
@@ -167,6 +169,37 @@ def test_a_model_of_this_package_to_begin_with_keeps_its_network_and_tokenizer(t
         curriculum = replace(CURRICULUM, start=base.start, tokenizer=name, method=Chain(), scale=0.1)
         out = train_in_stages(stages_of(curriculum, tmp_path / "new"), device="cpu", around=Attending(), curves=False)
         assert load_model(out)[2].backend.token_to_id("<ant>") == tokenizer.vocab_size + 1
+
+
+def test_a_tokenizer_that_knows_little_of_the_task_is_refused(tmp_path):
+    tokenizer = train_words(["something else"])
+    config = ModelConfig(NETWORK, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), Wrapped(8))
+    save_model(tmp_path, config.build(), config, tokenizer)
+    base = base_of(str(tmp_path))
+    with pytest.raises(DataError, match="words that the tokenizer has not"):
+        stages_of(replace(CURRICULUM, start=base.start, tokenizer=base.tokenizer), tmp_path / "new")
+
+
+def test_settings_of_diffusion_models_are_used_or_refused(tmp_path):
+    objective = base_of("adlm").objective
+    curriculum = replace(CURRICULUM, network=base_of("adlm").network)
+    stage = diffusion_stage(replace(curriculum, gamma=0.3, rule=Given()), tmp_path, objective)
+    assert (stage.run.objective.gamma, stage.run.objective.rule) == (0.3, Given())
+    assert diffusion_stage(curriculum, tmp_path, objective).run.objective == objective
+    with pytest.raises(ConfigError, match="anchor_weight=7"):
+        diffusion_stage(replace(curriculum, anchor_weight=7), tmp_path, objective)
+
+
+@pytest.mark.parametrize("scale", [0.0, float("inf"), float("nan")])
+def test_a_scale_that_is_none_is_refused(scale):
+    with pytest.raises(ConfigError, match="finite scale"):
+        replace(CURRICULUM, scale=scale)
+
+
+def test_the_model_in_the_box_can_be_begun_with():
+    base = base_of("box")
+    assert base.objective is not None
+    assert (Path(base.tokenizer) / "tokenizer.json").is_file()
 
 
 def test_a_model_of_transformers_to_begin_with_is_known_by_its_config(tmp_path):

@@ -20,8 +20,8 @@ from adlm.evaluate.work import weights_checksum
 from adlm.reasoning.answers import Accuracy, accuracy
 from adlm.reasoning.decode import Solved
 from adlm.reasoning.diffusion import Diffused
-from adlm.reasoning.rows import Reasoned, problems_of
-from adlm.reasoning.solve import solve
+from adlm.reasoning.rows import Reasoned, problems_of, unknown_share
+from adlm.reasoning.solve import limit_for, solve
 from adlm.reasoning.tasks import task_of
 from adlm.text_model import TextModel, load
 from adlm.world import device_for
@@ -58,6 +58,10 @@ def command(
         device: auto, cpu, cuda or mps.
     """
     check_counts(problems=problems, limit=limit, batch=batch)
+    out = out or place("reason", split, run)
+    for file in filter(None, (out, texts)):
+        if file.is_dir():
+            raise ConfigError(f"asked to write to {file}", "it is a folder", "name a file")
     model, config = opened(run, data, device)
     chosen = problems_of(config.task, split, problems or 0)
     with bar("answers", len(chosen)) as view:
@@ -71,7 +75,7 @@ def command(
             config,
             chosen,
             split,
-            limit=limit,
+            limit=limit or limit_for(config, model.tokenizer, split),
             plain=plain,
             batch=batch,
             seed=seed,
@@ -84,20 +88,22 @@ def command(
     result = Result(
         "reasoning",
         {"name": run, "weights": weights_checksum(model.network)},
-        {"name": table.name, "key": table.key},
+        {"name": table.name, "key": table.key, "origin": config.task.origin(split)},
         protocol,
         seed,
         _figures(right, solved),
         {"right": [float(each.right) for each in solved], "tokens": [float(each.written.tokens) for each in solved]},
     )
-    out = out or place("reason", split, run)
     result.save(out)
     if texts is not None:
         texts.parent.mkdir(parents=True, exist_ok=True)
         texts.write_text("".join(json.dumps(_record(each)) + "\n" for each in solved), encoding="utf-8")
     tokens = result.figures["tokens"]
+    unknown = unknown_share(table, model.tokenizer)
     lines = [
-        f"{table.name}: {right.share:.1%} right of {len(solved):,} (95 % interval {low:.1%} to {high:.1%})",
+        *([f"{unknown:.1%} of the tokens are words that the tokenizer has not"] if unknown else []),
+        f"{table.name} ({config.task.origin(split)}):",
+        f"{right.share:.1%} right of {len(solved):,} (95 % interval {low:.1%} to {high:.1%})",
         f"{tokens} tokens written a problem; {result.figures['answered'].value:.1%} have an answer",
         f"written to {out}",
     ]
@@ -152,4 +158,5 @@ def _record(solved: Solved) -> dict[str, Any]:
         "right": solved.right,
         "tokens": solved.written.tokens,
         "thoughts": [[guess._asdict() for guess in each] for each in solved.written.thoughts],
+        "placed": list(solved.written.placed),
     }

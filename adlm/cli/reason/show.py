@@ -14,9 +14,7 @@ from adlm.cli.progress import console
 from adlm.cli.reason.evaluate import opened
 from adlm.errors import ConfigError
 from adlm.reasoning.decode import Guess, Solved
-from adlm.reasoning.diffusion import Diffused
-from adlm.reasoning.methods import Anchored, as_written
-from adlm.reasoning.solve import solve
+from adlm.reasoning.solve import limit_for, solve
 
 
 def command(
@@ -44,17 +42,18 @@ def command(
     if not 0 <= number < len(problems):
         found = f"{len(problems):,} problems in {config.task.name} ({split})"
         raise ConfigError(f"asked for problem {number}", found, f"give 0 to {len(problems) - 1}")
-    _, (solved,) = solve(model.network, model.tokenizer, config, [problems[number]], split, plain=plain)
-    anchored = isinstance(config, Diffused) or isinstance(config.method, Anchored)
-    console().print(_shown(solved, f"{config.task.name} {split} {number}", anchored=anchored))
+    limit = limit_for(config, model.tokenizer, split)
+    rows, (solved,) = solve(model.network, model.tokenizer, config, [problems[number]], split, limit=limit, plain=plain)
+    wanted = [model.tokenizer.token(token) if token >= 0 else "" for token in rows.wanted(0)]
+    console().print(_shown(solved, f"{config.task.name} {split} {number}", wanted))
 
 
-def _shown(solved: Solved, title: str, *, anchored: bool) -> Group:
+def _shown(solved: Solved, title: str, wanted: Sequence[str]) -> Group:
     problem, written = solved.problem, solved.written
     parts = [Panel(Text(harmless(problem.question)), title=title, title_align="left")]
     if written.thoughts:
-        wanted = as_written(problem) if anchored else ()
-        parts.append(Panel(_thoughts(written.thoughts, wanted), title="thoughts", title_align="left"))
+        table = _thoughts(written.thoughts, wanted, written.placed)
+        parts.append(Panel(table, title="thoughts", title_align="left"))
     parts.append(Panel(Text(harmless(written.text)), title=f"written: {written.tokens} tokens", title_align="left"))
     if solved.right:
         verdict = Text(f"right: {solved.found}", style="bold green")
@@ -64,13 +63,14 @@ def _shown(solved: Solved, title: str, *, anchored: bool) -> Group:
     return Group(*parts, verdict)
 
 
-def _thoughts(thoughts: Sequence[Sequence[Guess]], wanted: Sequence[str]) -> Table:
-    """A row a thought: what it was to predict, where that is known, and its likeliest tokens."""
+def _thoughts(thoughts: Sequence[Sequence[Guess]], wanted: Sequence[str], placed: Sequence[str]) -> Table:
+    """A row a thought: the token it was to predict, what a diffusion model placed there, and its likeliest tokens."""
     table = Table(box=None, pad_edge=False)
-    for name in ("", "important", *(["predicted"] + [""] * (len(thoughts[0]) - 1))):
+    for name in ("", "important", *(["placed"] if placed else []), *(["predicted"] + [""] * (len(thoughts[0]) - 1))):
         table.add_column(name)
     for i, guesses in enumerate(thoughts):
         important = wanted[i].strip() if i < len(wanted) else ""
         cells = [Text(f"{harmless(guess.token).strip()} {guess.probability:.0%}") for guess in guesses]
-        table.add_row(str(i + 1), Text(harmless(important)), *cells)
+        filled = [Text(harmless(placed[i]).strip())] if placed else []
+        table.add_row(str(i + 1), Text(harmless(important)), *filled, *cells)
     return table

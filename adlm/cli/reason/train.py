@@ -94,6 +94,9 @@ def command(
         for stage in stages:
             console().print(f"{stage.run.name}: {stage.run.train.steps:,} steps in {stage.folder}", highlight=False)
         return
+    table = stages[-1].run.data.prepare().train
+    read = f"{len(table):,} problems of {table.name} ({chosen.origin('train')})"
+    console().print(read, highlight=False, soft_wrap=True)
     result = train_in_stages(stages, device=device, around=_shown)
     result = result / BEST if best else result
     console().print(f"The model is in {result}/: adlm reason evaluate {result}", highlight=False, soft_wrap=True)
