@@ -2,6 +2,7 @@
 //
 // data: {length, given: [[i, text]], anchors: [i], frames: [{tokens: [[i, text or null]],
 //        guesses: [[i, [[text, p]] of the anchor stage, [[text, p]] of the final stage]]}]}
+//       foreseen: whether anchors are only those that the anchor stage expected
 //       and for a text that is still being written {expected: its last frame, anchored: whether there will be anchors}
 // options: {choose(place, cell): on a click or Enter, mark(place): a further class, shown(frame), autoplay: false to wait}
 // Returned: {show(frame), update(data, frame), pause(), at()}. `update` takes the data as they have become; whoever is
@@ -123,7 +124,7 @@ const mountPlayer = (() => {
     list.append(time, blank);
     if (data.anchors.length || data.anchored) {
       const anchor = make("span", "entry");
-      anchor.append(make("span", "sample", "anchor"), "token by the model's rule");
+      anchor.append(make("span", "sample", "anchor"), data.foreseen ? "token that the anchor stage foresaw" : "token by the model's rule");
       list.append(anchor);
     }
     return list;

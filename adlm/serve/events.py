@@ -144,8 +144,13 @@ class Appearance:
             self.tell({**event, "anchors": self._anchors(now)})
 
     def _anchors(self, row: Sequence[int]) -> list[int]:
+        """By the model's rule; of a model with an anchor stage, those that it foresaw. In a short row that rule has
+        nearly every token."""
         valid = torch.tensor([[token != self.mask_id and token not in self.special for token in row]])
-        return anchors_by(self.rule, torch.tensor([row]), valid)[0, : self.length].nonzero()[:, 0].tolist()
+        found: list[int] = anchors_by(self.rule, torch.tensor([row]), valid)[0, : self.length].nonzero()[:, 0].tolist()
+        if self.guesses is None or not isinstance(self.model.network, TwoStage):
+            return found
+        return [i for i in found if self.guesses.foreseen(i) == self.text(row[i])]
 
 
 class _Guesses:
@@ -193,6 +198,11 @@ class _Guesses:
             return found
 
         vars(board.model).update(features=heard_features, denoise=heard_denoise, extend=heard_extend)
+
+    def foreseen(self, place: int) -> str | None:
+        """The anchor stage's first candidate, as it was last asked for this place."""
+        anchor, _ = self.said.get(place, ([], []))
+        return anchor[0][0] if anchor else None
 
     def since(self) -> list[tuple[int, Ranking, Ranking]]:
         """What has changed noticeably since it was asked for last: place, the anchor stage's, the final one's."""

@@ -17,7 +17,7 @@ export function begun(event, least = 0) {
   return {
     length: whole, whole, tail, given, anchors: [], frames: [{ tokens: [], guesses: [] }],
     expected: Math.min(event.steps ?? blanks, blanks), // most samplers write something in each frame
-    anchored: event.anchored,
+    anchored: event.anchored, foreseen: event.anchored,
   };
 }
 
@@ -96,9 +96,9 @@ export function continued(recording, frame, canvas, event) {
 }
 
 // Only what the player reads.
-export function playable({ length, given, anchors, frames }) {
+export function playable({ length, given, anchors, frames, foreseen }) {
   return {
-    length, anchors, given: given.map(([i, text]) => [i, text]),
+    length, anchors, foreseen, given: given.map(([i, text]) => [i, text]),
     frames: frames.map(({ tokens, guesses }) => ({ tokens: tokens.map(([i, text]) => [i, text]), guesses })),
   };
 }
