@@ -144,6 +144,7 @@ def test_masking_a_token_again_and_going_on_sends_the_canvas_and_keeps_the_story
     assert "text" not in fake.requests[1]
     assert text_of(page)[2] == WORDS[7]
     assert page.locator(".slider").get_attribute("max") == "6"  # four steps, the reader's change, one more step
+    assert page.locator(".token.anchor .shown").all_text_contents() == ["owl", "to"]
     page.locator(".slider").fill("4")
     assert text_of(page)[2] == "sings"
 

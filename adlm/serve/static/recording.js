@@ -1,9 +1,10 @@
 // A run as a value: what `mountPlayer` plays, with the numbers of the tokens beside their texts, so that any frame of
 // it can be gone on from. Frames are the model's steps and what the reader changed in between.
 //
-// {length, whole, given: [[i, text, id]], anchors: [i], frames: [{tokens: [[i, text or null, id or null]], guesses,
-//  byReader}], expected, anchored, tail: [id], name}
+// {length, whole, given: [[i, text, id]], anchors: [i], earlier: [i], frames: [{tokens: [[i, text or null, id or null]],
+//  guesses, byReader}], expected, anchored, foreseen, tail: [id], name}
 // Of the `whole` places of a row, `length` are shown; `tail` are those behind them, of which nothing is shown ever.
+// `earlier` are the anchors of runs that this one goes on from.
 
 const BREAK = "⏎", SPECIAL = "·"; // how the server writes a line's end, and a token that is no text
 
@@ -15,7 +16,7 @@ export function begun(event, least = 0) {
   const given = tokens.filter(([, text]) => text !== null);
   const blanks = tokens.length - given.length;
   return {
-    length: whole, whole, tail, given, anchors: [], frames: [{ tokens: [], guesses: [] }],
+    length: whole, whole, tail, given, anchors: [], earlier: [], frames: [{ tokens: [], guesses: [] }],
     expected: Math.min(event.steps ?? blanks, blanks), // most samplers write something in each frame
     anchored: event.anchored, foreseen: event.anchored,
   };
@@ -27,7 +28,7 @@ export function advanced(recording, event) {
   const frames = [...recording.frames], seen = frames.pop();
   frames.push({ ...seen, guesses: [...seen.guesses, ...event.guesses] });
   if (tokens.length) frames.push({ tokens, guesses: [] });
-  return { ...recording, anchors: event.anchors, frames };
+  return { ...recording, anchors: [...recording.earlier, ...event.anchors], frames };
 }
 
 // The server says how long the text has become: blanks behind its end are no part of it.
@@ -83,13 +84,14 @@ export function continued(recording, frame, canvas, event) {
   const frames = recording.frames.slice(0, frame + 1).map((each) => ({
     ...each, tokens: each.tokens.flatMap(named), guesses: each.guesses.map(([i, ...rankings]) => [starts[i], ...rankings]),
   }));
+  const earlier = recording.anchors.filter((i) => canvas[i] && canvas[i].id !== null).flatMap(moved);
   const masked = before.flatMap(({ text }, i) => (text !== null && canvas[i].text === null ? [[starts[i], null, null]] : []));
   if (masked.length) frames.push({ tokens: masked, guesses: [], byReader: true });
   return {
     moved,
     recording: {
       ...recording, frames, length: next.length, whole: next.whole, tail: next.tail, anchored: next.anchored,
-      given: recording.given.map(([i, text, id]) => [starts[i], text, id]), anchors: recording.anchors.flatMap(moved),
+      given: recording.given.map(([i, text, id]) => [starts[i], text, id]), anchors: earlier, earlier,
       expected: frames.length - 1 + next.expected,
     },
   };
