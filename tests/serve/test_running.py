@@ -20,30 +20,31 @@ def test_a_port_of_another_server_is_refused(workers):
             Service({"m": "m"}, port=port, workers=workers).bound()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not spread connections over sockets")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not spread connections over sockets")
+
+
+@linux
 def test_connections_are_spread_over_the_sockets_of_workers():
-    service = Service({"m": "m"}, port=0, workers=2)
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(service.bound())
-        port = first.getsockname()[1]
-        second = stack.enter_context(service.bound(port))
-        for _ in range(64):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        counts = [accepted(each, stack) for each in (first, second)]
+    counts = shares(64)
     assert sum(counts) == 64
     assert min(counts) >= 12  # binomial: fewer are a chance of 2e-7
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not spread connections over sockets")
+@linux
 def test_a_worker_that_is_not_ready_is_given_no_connections():
+    assert shares(32, listens=False) == [32, 0]
+
+
+def shares(connections: int, *, listens: bool = True) -> list[int]:
+    """How many connections each of two sockets has, of which the second may not listen yet."""
     service = Service({"m": "m"}, port=0, workers=2)
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(service.bound())
         port = first.getsockname()[1]
-        stack.enter_context(service.bound(port, listens=False))
-        for _ in range(32):
+        second = stack.enter_context(service.bound(port, listens=listens))
+        for _ in range(connections):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        assert accepted(first, stack) == 32
+        return [accepted(first, stack), accepted(second, stack) if listens else 0]
 
 
 def accepted(listening: socket.socket, stack: contextlib.ExitStack) -> int:
