@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from adlm.experiments.statistics import over_runs
 from adlm.experiments.study import Outcome
 from adlm.experiments.tables import of
-from adlm.reasoning.answers import Accuracy, accuracy, paired
+from adlm.reasoning.answers import Accuracy, paired
 from adlm.report.sections import Cell, Chart, Interval, Series, Table, Texts
 
 # In the order of the paper's table, with what it reports for GPT-2: GSM8K, ProntoQA, ProsQA (arXiv 2505.18456).
@@ -31,7 +31,7 @@ def _rows(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
 
 def _share(words: Sequence[str]) -> Interval:
     """Percent right, of a word of marks for each seed: the wider of the intervals over seeds and over problems."""
-    shares, problems = [100 * accuracy(_marks(word)).share for word in words], len(words[0])
+    shares, problems = [100 * word.count("1") / len(word) for word in words], len(words[0])
     low, high = Accuracy(round(sum(word.count("1") for word in words) / len(words)), problems).interval
     return _wider(shares, Interval(math.fsum(shares) / len(shares), 100 * low, 100 * high), 0, 100)
 

@@ -121,7 +121,8 @@ class Engine:
                     return
                 future = next(iter(self._waiting))
                 work = self._waiting.pop(future)
-            future.set_running_or_notify_cancel()
+            if not future.set_running_or_notify_cancel():
+                continue  # given up by whoever waited for it
             try:
                 future.set_result(work())
             except BaseException as error:

@@ -83,6 +83,19 @@ def test_texts_in_a_canvas_are_found_their_tokens_and_counted(client, models):
     assert row[-1] == tokenizer.encode("the")[0]
 
 
+def test_anchors_that_are_told_are_those_that_the_anchor_stage_foresaw(client):
+    marked = 0
+    for seed in range(4):
+        found = events(client.post("/v1/generate", json={"text": "the [MASK:8] sat", "seed": seed}).text)
+        foreseen, texts = {}, {}
+        for event in found[1:-1]:
+            foreseen |= {place: anchor[0][0] for place, anchor, _ in event["guesses"]}
+            texts |= {place: text for place, _, text in event["changes"]}
+            assert all(foreseen[place] == texts[place] for place in event["anchors"])
+        marked += len(found[-2]["anchors"])
+    assert 0 < marked < 32
+
+
 def test_the_text_is_as_long_as_up_to_its_end(client, models):
     end = models["mdlm"].tokenizer.roles.eos_id
     ids = models["mdlm"].tokenizer.encode("the dog sat").tolist()

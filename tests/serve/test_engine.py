@@ -144,6 +144,23 @@ def test_a_request_given_up_while_it_waits_makes_room_at_once(models):
         engine.close()
 
 
+def test_a_future_cancelled_from_outside_costs_no_thread(models):
+    engine, go_on = Engine(models, Limits(running=1, waiting=2)), threading.Event()
+    engine.start()
+    try:
+        engine.submit("adlm", [lambda model, ticket: go_on.wait(10)])
+        (second,) = engine.submit("adlm", [lambda model, ticket: pytest.fail("it was given up")])
+        (third,) = engine.submit("adlm", [lambda model, ticket: 3])
+        assert second.future.cancel()
+        go_on.set()
+        assert third.future.result(10) == 3
+        assert engine.submit("adlm", [lambda model, ticket: 4])[0].future.result(10) == 4
+        assert engine.waiting == 0
+    finally:
+        go_on.set()
+        engine.close()
+
+
 def test_a_request_ends_at_its_time_limit(models):
     engine = Engine({"adlm": models["adlm"]}, Limits(seconds=1))
     engine.start()

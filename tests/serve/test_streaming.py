@@ -6,9 +6,24 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 
+import pytest
+
 from adlm.serve.batcher import Cancelled, Ticket
 from adlm.serve.engine import Job
-from adlm.serve.streaming import _SPARE, _UNREAD, Events, Stream
+from adlm.serve.limits import Refused
+from adlm.serve.streaming import _SPARE, _UNREAD, Events, Stream, results
+
+
+def test_who_is_gone_is_no_failure_of_the_server_and_the_work_is_given_up():
+    class Gone:
+        async def is_disconnected(self) -> bool:
+            return True
+
+    job: Job[None] = Job(Future(), Ticket(time.monotonic() + 60))
+    with pytest.raises(Refused) as caught:
+        asyncio.run(results(Gone(), [job]))
+    assert caught.value.status == 499
+    assert job.ticket.cancelled
 
 
 def test_a_job_waits_for_a_slow_reader_until_it_is_given_up():
