@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from adlm.errors import AdlmError
     from adlm.recipes.named import recipe
     from adlm.text_model import TextModel, load
+    from adlm.train.fit import fit
     from adlm.train.run import Run
-    from adlm.train.trainer import fit
 
 __version__ = "0.1.0"
 __all__ = ["AdlmError", "Run", "TextModel", "fit", "load", "open_source", "prepare", "recipe", "samplers"]
@@ -20,7 +20,7 @@ _HOMES = {
     "AdlmError": "adlm.errors",
     "Run": "adlm.train.run",
     "TextModel": "adlm.text_model",
-    "fit": "adlm.train.trainer",
+    "fit": "adlm.train.fit",
     "load": "adlm.text_model",
     "open_source": "adlm.data.catalog",
     "prepare": "adlm.data.prepare",

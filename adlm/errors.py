@@ -1,58 +1,85 @@
 """Every error a user can cause, in one tree.
 
-Each message has three parts: what was asked, what was found, what to do.
-
     AdlmError
-    ├── ConfigError      an option, name or combination that means nothing
+    ├── ConfigError      an option, name or combination that is not valid
+    │   ├── OutOfRange   a value outside its range
     │   └── UnknownName  a name that is not in a list; the nearest ones are offered
     ├── MissingExtra     an optional dependency is not installed
     ├── DataError        text that cannot be read, packed or trusted
     │   └── DamagedData  prepared files that do not match their manifest
     ├── ModelError       a model folder or file that does not fit
-    └── TrainingError    a run that must not go on
-        └── Interrupted  a run that was told to stop; it can go on later
+    └── TrainingError    a run that must not continue
+        └── Interrupted  a run that was told to stop; it can be resumed
+
+A message is one sentence where that says it all. Where the user has a real choice it has three parts: what was
+asked, what was found, what to do.
 """
 
 import difflib
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
+from typing import Any
 
 
 class AdlmError(Exception):
-    """Something a user can put right; `asked`, `found` and `fix` say how."""
+    """Something a user can put right.
 
-    def __init__(self, asked: str, found: str, fix: str) -> None:
-        super().__init__(f"{asked}\n  found: {found}\n  to do: {fix}")
-        self.asked, self.found, self.fix = asked, found, fix
+    Args:
+        asked: what was asked for; the whole message if there is nothing to add.
+        found: what was found instead.
+        fix: what to do.
+        subject: the option, field, file or name that the error is about. Programs and tests tell errors apart by it,
+            so that messages can be reworded.
+    """
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+    def __init__(self, asked: str, found: str = "", fix: str = "", *, subject: str = "") -> None:
+        parts = [asked, *(f"{label}: {text}" for label, text in (("found", found), ("to do", fix)) if text)]
+        super().__init__("\n  ".join(parts))
+        self.asked, self.found, self.fix, self.subject = asked, found, fix, subject
+
+    def __reduce__(self) -> tuple[Any, ...]:
         # The default would replay the joined message as one argument; worker processes raise these.
-        return type(self), (self.asked, self.found, self.fix)
+        return _rebuilt, (type(self), self.args, vars(self).copy())
+
+
+def _rebuilt(kind: type[AdlmError], args: tuple[Any, ...], fields: dict[str, Any]) -> AdlmError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(fields)
+    return error
 
 
 class ConfigError(AdlmError):
-    pass
+    """An option, name or combination that is not valid."""
+
+
+class OutOfRange(ConfigError):
+    """A value outside its range: `OutOfRange("n", 80, "at most 64")` reads "n must be at most 64, got 80"."""
+
+    def __init__(self, name: str, value: object, rule: str) -> None:
+        super().__init__(f"{name} must be {rule}, got {value!r}", subject=name)
+        self.value, self.rule = value, rule
 
 
 class MissingExtra(AdlmError):
-    pass
+    """An optional dependency is not installed."""
 
 
 class DataError(AdlmError):
-    pass
+    """Text that cannot be read, packed or trusted."""
 
 
 class DamagedData(DataError):
-    pass
+    """Prepared files that do not match their manifest."""
 
 
 class ModelError(AdlmError):
-    pass
+    """A model folder or file that does not fit."""
 
 
 class TrainingError(AdlmError):
-    pass
+    """A run that must not continue."""
 
 
 class Interrupted(TrainingError):
@@ -61,9 +88,6 @@ class Interrupted(TrainingError):
     def __init__(self, asked: str, found: str, fix: str, signal: int) -> None:
         super().__init__(asked, found, fix)
         self.signal = signal
-
-    def __reduce__(self) -> tuple[type, tuple[str, str, str, int]]:  # type: ignore[override]
-        return type(self), (self.asked, self.found, self.fix, self.signal)
 
 
 class UnknownName(ConfigError):
@@ -77,10 +101,8 @@ class UnknownName(ConfigError):
             f"asked for the {kind} {name!r}",
             f"no {kind} of that name",
             f"{hint}known: {', '.join(self.known)}",
+            subject=name,
         )
-
-    def __reduce__(self) -> tuple[type, tuple[str, str, list[str]]]:  # type: ignore[override]
-        return type(self), (self.kind, self.name, self.known)
 
 
 def optional_module(module: str, *, extra: str, purpose: str) -> ModuleType:
@@ -94,4 +116,5 @@ def optional_module(module: str, *, extra: str, purpose: str) -> ModuleType:
             f"{purpose} needs the package {module!r}",
             "it is not installed",
             f"pip install 'adlm[{extra}]'",
+            subject=extra,
         ) from error

@@ -31,7 +31,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser: every input bit flips every output bit with chance one half."""
+    """SplitMix64's finaliser: every input bit flips every output bit with probability one half."""
     x = (x ^ _shift(x, 30)) * _signed(_MIX_1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX_2)
     return x ^ _shift(x, 31)

@@ -21,12 +21,12 @@ from adlm.models.io import ModelConfig, load_model, save_model
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.blocks import Blocks
-from adlm.samplers.board import Watch
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Wording
 from adlm.samplers.holes import Template
 from adlm.samplers.named import canonical, default_sampler, names_one, sampler_for
 from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import StepCallback
 from adlm.types import Batch, Estimate
 
 _REPEATS = 8
@@ -123,7 +123,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
     def generate_model_card(self, **facts: Any) -> ModelCard:
         """The card that `save` writes."""
         config = self.config
-        return ModelCard(card_text(self.network, config.network, config.vocabulary, config.rows, Facts(**facts)))
+        return ModelCard(card_text(self.network, config.network, config.vocabulary, config.packing, Facts(**facts)))
 
     def sampler(self, sampler: Sampler | str | None = None, **options: object) -> Sampler:
         """The one that `generate` takes for a name and options. Blocks see as much at once as a row of the model.
@@ -136,7 +136,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             sampler = own.pop("sampler", None)
             given = canonical(own) | given
         if "block_size" in given:
-            given.setdefault("window", self.config.rows.length)
+            given.setdefault("window", self.config.packing.length)
         return sampler_for(self.network, sampler, given)
 
     def generate(
@@ -149,7 +149,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         max_new_tokens: int | None = None,
         sampler: Sampler | str | None = None,
         stop: bool = True,
-        watch: Watch | None = None,
+        watch: StepCallback | None = None,
         **options: object,
     ) -> list[str]:
         """`n` texts that go on from `prompt`, prompt included, up to the end token or the model's length.
@@ -198,7 +198,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         seed: int = 0,
         constraints: Sequence[Wording | None] | None = None,
         sampler: Sampler | str | None = None,
-        watch: Watch | None = None,
+        watch: StepCallback | None = None,
         **options: object,
     ) -> list[str]:
         """`n` texts with the holes of `text` filled: `[MASK]` by one token, `[MASK:4]` by 4, `[MASK:2-6]` by 2 to 6.
@@ -215,7 +215,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         template = Template.read(text, self.tokenizer, constraints)
         lengths = self._lengths(template, seed)
         row, counts = self._row_with(template, lengths)
-        offset = len(self.config.rows.frame(self.tokenizer.roles)[0])
+        offset = len(self.config.packing.frame(self.tokenizer.roles)[0])
         # Padding that does not count was never shown to the model.
         canvas = Canvas.infilling([row[: sum(counts)]] * _positive("n", n), self.tokenizer.mask_id)
         canvas = replace(canvas, constraints=template.constraints(lengths, offset=offset, samples=n))
@@ -280,11 +280,11 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 "the model writes left to right and cannot take what follows for given",
                 "cut the text after the part, or use a masked model",
             )
-        begin, _ = self.config.rows.frame(self.tokenizer.roles)
+        begin, _ = self.config.packing.frame(self.tokenizer.roles)
         return F.pad(inside, (len(begin), length - len(begin) - len(inside)))
 
     def _fitting(self, ids: list[int], purpose: str) -> list[int]:
-        rows = self.config.rows
+        rows = self.config.packing
         room = rows.length - sum(map(len, rows.frame(self.tokenizer.roles)))
         if len(ids) > room:
             raise ConfigError(
@@ -296,7 +296,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
 
     def _row(self, ids: list[int]) -> tuple[list[int], list[bool]]:
         """A finished text as the rows of training were: framed, and with padding where they had it."""
-        roles, rows = self.tokenizer.roles, self.config.rows
+        roles, rows = self.tokenizer.roles, self.config.packing
         begin, end = rows.frame(roles)
         ids = [*begin, *ids, *end]
         padding = rows.length - len(ids) if rows.pads else 0
@@ -304,7 +304,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
 
     def _gap(self, prompt: str, suffix: str, limit: int | None, windowed: bool) -> "_Gap":
         """The row in which a text is to be written: as the rows of training were, blank where it may go on."""
-        roles, rows, causal = self.tokenizer.roles, self.config.rows, self.network.causal
+        roles, rows, causal = self.tokenizer.roles, self.config.packing, self.network.causal
         begin, end = rows.frame(roles)
         ids, after = self.tokenizer.encode(prompt).tolist(), self.tokenizer.encode(suffix).tolist()
         if suffix and causal:
@@ -335,14 +335,14 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             written = written[: written.index(stop)]
         return self.tokenizer.decode([*gap.prompt, *written, *gap.suffix])
 
-    def _fill(self, canvas: Canvas, seed: int, sampler: Sampler | None, watch: Watch | None) -> list[str]:
+    def _fill(self, canvas: Canvas, seed: int, sampler: Sampler | None, watch: StepCallback | None) -> list[str]:
         """Texts that have a row each."""
-        begin, _ = self.config.rows.frame(self.tokenizer.roles)
+        begin, _ = self.config.packing.frame(self.tokenizer.roles)
         filled = self._filled(canvas, seed, sampler or default_sampler(self.network), watch)
         return [self._text(row[len(begin) :]) for row in filled]
 
     def _filled(
-        self, canvas: Canvas, seed: int, sampler: Sampler, watch: Watch | None, stop: int | None = None
+        self, canvas: Canvas, seed: int, sampler: Sampler, watch: StepCallback | None, stop: int | None = None
     ) -> list[list[int]]:
         """The canvas, filled on the network's device, so many rows at a time that memory stays flat."""
         device = next((weight.device for weight in self.network.parameters()), canvas.tokens.device)
@@ -357,7 +357,8 @@ class TextModel(ModelHubMixin, library_name="adlm"):
 
 
 class _Gap(NamedTuple):
-    """A row, the places `start` to `end` in it that are to be written, and the ids before and after that were given."""
+    """A row, the positions `start` to `end` in it that are to be written, and the ids before and after that were
+    given."""
 
     row: list[int]
     start: int
@@ -370,8 +371,8 @@ def _canvas_of(gaps: Sequence[_Gap], n: int, filler: int) -> Canvas:
     """`n` rows for each, shorter ones filled up. Their noise follows what was given and the number among the `n`."""
     length = max(len(gap.row) for gap in gaps)
     tokens = torch.tensor([gap.row + [filler] * (length - len(gap.row)) for gap in gaps])
-    place = torch.arange(length)
-    frozen = torch.stack([(place < gap.start) | (place >= gap.end) for gap in gaps])
+    position = torch.arange(length)
+    frozen = torch.stack([(position < gap.start) | (position >= gap.end) for gap in gaps])
     first = torch.tensor([_first_number(gap) for gap in gaps])
     rows = first.repeat_interleave(n) + torch.arange(n).repeat(len(gaps))
     return Canvas(tokens.repeat_interleave(n, 0), frozen.repeat_interleave(n, 0), rows)
@@ -387,10 +388,10 @@ def _first_number(gap: _Gap) -> int:
 
 def _parts(canvas: Canvas) -> Iterator[Canvas]:
     """In parts of `ROWS` rows, in order."""
-    for start in range(0, len(canvas.rows), ROWS):
+    for start in range(0, len(canvas.sample_ids), ROWS):
         rows = slice(start, start + ROWS)
         held = [replace(each, row=each.row - start) for each in canvas.constraints if start <= each.row < start + ROWS]
-        yield Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.rows[rows], tuple(held))
+        yield Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.sample_ids[rows], tuple(held))
 
 
 def _positive(name: str, value: int) -> int:

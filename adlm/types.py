@@ -15,8 +15,8 @@ class Batch:
         tokens: [B, L] token ids.
         valid: [B, L] bool; padding is False: never corrupted, never scored.
         index: [B] sample ids, to name a row in a message.
-        draw: [B] running number of each row over the whole run, epochs included: it seeds the row's noise.
-        fixed: [B, L] bool; given positions (a prompt): visible, never corrupted, never scored.
+        sample_id: [B] running number of each row over the whole run, epochs included: it seeds the row's noise.
+        frozen: [B, L] bool; given positions (a prompt): visible, never corrupted, never scored.
         anchors: [B, L] bool; anchor positions when the data brings them.
         documents: [B, L] numbers of the documents packed in a row, where they must not see each other.
         targets: [B, L] ids; what the feature of a position is to predict beside its token, -1 where nothing.
@@ -25,8 +25,8 @@ class Batch:
     tokens: Tensor
     valid: Tensor
     index: Tensor
-    draw: Tensor
-    fixed: Tensor | None = None
+    sample_id: Tensor
+    frozen: Tensor | None = None
     anchors: Tensor | None = None
     documents: Tensor | None = None
     targets: Tensor | None = None
@@ -47,7 +47,7 @@ class Batch:
     @property
     def scored(self) -> Tensor:
         """[B, L] bool: the positions a model has to predict."""
-        return self.valid if self.fixed is None else self.valid & ~self.fixed
+        return self.valid if self.frozen is None else self.valid & ~self.frozen
 
     @property
     def segments(self) -> Tensor | None:

@@ -176,8 +176,8 @@ def loading(folder: Path) -> None:
 
     from adlm.data.loader import LoaderConfig
     from adlm.data.shards import Shards
-    from adlm.experiments.demo import Demo
-    from adlm.train.trainer import fit
+    from adlm.train.fit import fit
+    from adlm_studies.experiments.demo import Demo
 
     rows = []
     write_corpus(folder / "loading.train.jsonl", 8)

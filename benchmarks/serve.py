@@ -6,8 +6,8 @@ Both sides write the same texts with the same seeds, in turns: four samplers, ea
 quarters and all of the steps. The naive side is a loop over `TextModel.generate`, with one thread or with all,
 whichever is quicker here. The other is `adlm serve`, a process of its own that every request reaches at once by HTTP
 and answers with a stream (`/v1/generate`). The time to the first canvas event is from the request to that event, as a
-share of the time until it is done. Seconds of the clock hang on what else the machine does; seconds of processor time,
-the server's with those of its workers, do so less.
+fraction of the time until it is done. Seconds of the clock hang on what else the machine does; seconds of processor
+time, the server's with those of its workers, do so less.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def main() -> None:
         "throughput, times that of the loop": round(slow / quick, 2),
         "in each round": [round(a[0] / b[0], 2) for a, b in zip(plain, together, strict=True)],
         "processor time, times less than the loop's": round(min(processor["loop"]) / min(processor["server"]), 2),
-        "first event, share of the whole (median)": round(first, 4),
+        "first event, fraction of the whole (median)": round(first, 4),
         "the same texts": same,
         "answered": f"{sum(len(side[2]) for side in together)} of {given.requests * given.rounds}",
         "threads of the loop": threads,

@@ -14,11 +14,11 @@ from pathlib import Path
 import adlm
 from adlm.data.config import Corpus
 from adlm.evaluate.perplexity import perplexity
-from adlm.experiments.training import held_out
 from adlm.models.card import Facts
 from adlm.text_model import TextModel
 from adlm.train.folder import read_run
 from adlm.types import Estimate
+from adlm_studies.experiments.training import held_out
 
 BOX = Path(adlm.__file__).parent / "box"
 DRAWS, LIMIT = 8, 20_000_000
@@ -43,7 +43,7 @@ def main() -> None:
         table = held_out(run.data, model.tokenizer, options.cache)
         score = perplexity(model.network, table, draws=DRAWS)
         name = f"{NAMES[run.name]}, {sum(each.numel() for each in model.network.parameters()):,} parameters"
-        figures[f"{name}: bound, nats a token of {len(table):,} held-out paragraphs"] = score.nats_a_token
+        figures[f"{name}: bound, nats per token of {len(table):,} held-out paragraphs"] = score.nats_per_token
         figures[f"{name}: perplexity, at most"] = score.perplexity
         models.append(model)
     model = models[0]

@@ -10,11 +10,11 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from adlm.configs import from_json
-from adlm.experiments import named  # noqa: F401 - the studies are known once they are imported
-from adlm.experiments.study import RESULTS, Study, read_results
-from adlm.report.chart import save_svg
-from adlm.report.sections import Cell, Chart, Section, Table
+from adlm.config import from_json
+from adlm_studies.experiments import named  # noqa: F401 - the studies are known once they are imported
+from adlm_studies.experiments.study import RESULTS, Study, read_results
+from adlm_studies.report.chart import save_svg
+from adlm_studies.report.sections import Cell, Chart, ReportTable, Section
 
 OUT = Path(__file__).parent / "results"
 KEPT_TEXTS = 1
@@ -42,7 +42,7 @@ def main() -> None:
                 charts += 1
                 save_svg(section, OUT / f"{study.name}-{charts}.svg")
                 lines += [f"## {section.title}", f"![{section.title}]({study.name}-{charts}.svg)", section.note]
-            elif isinstance(section, Table):
+            elif isinstance(section, ReportTable):
                 lines += [f"## {section.title}", _table(section), section.note]
             elif isinstance(section, Section):
                 continue  # samples and players are for the page
@@ -57,7 +57,7 @@ def _command(study: Study) -> str:
     return " ".join(words)
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     rows = [table.columns, ["---"] * len(table.columns), *([_text(cell) for cell in row] for row in table.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

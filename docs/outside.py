@@ -23,9 +23,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = waiting.pop()
         for _, _, link, _ in LINK.findall(page.read_text(encoding="utf-8")):
             target = (page.parent / link).resolve()
-            place = _place(target)
-            if target.is_file() and not target.is_relative_to(DOCS) and place not in files.src_uris:
-                added = File.generated(config, place, abs_src_path=str(target))
+            position = _place(target)
+            if target.is_file() and not target.is_relative_to(DOCS) and position not in files.src_uris:
+                added = File.generated(config, position, abs_src_path=str(target))
                 added.inclusion = InclusionLevel.NOT_IN_NAV
                 files.append(added)
                 if target.suffix == ".md":

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import adlm
-from adlm.report.recording import record
-from adlm.report.sections import Player
+from adlm_studies.report.recording import record
+from adlm_studies.report.sections import Player
 
 COLUMNS, CHARACTER, LINE, MARGIN = 64, 8.4, 30, 24
 SECONDS, PAUSE = 9.0, 3.0
@@ -21,7 +21,7 @@ END = "·"
 
 
 class Word(NamedTuple):
-    """A token, and the shares of the run after which it is expected for good and written."""
+    """A token, and the fractions of the run after which it is expected for good and written."""
 
     text: str
     expected: float
@@ -31,21 +31,21 @@ class Word(NamedTuple):
 def words_of(player: Player) -> list[Word]:
     expected, written, text = dict[int, int](), dict[int, int](), dict[int, str]()
     for frame in player.frames:
-        text.update((place, token) for place, token in frame.tokens if token is not None)
+        text.update((position, token) for position, token in frame.tokens if token is not None)
     for number, frame in enumerate(player.frames):
-        written.update((place, number) for place, token in frame.tokens if token is not None)
-        for place, ranking, _ in frame.guesses:
-            if ranking and ranking[0][0] == text[place]:
-                expected.setdefault(place, number)
+        written.update((position, number) for position, token in frame.tokens if token is not None)
+        for position, ranking, _ in frame.guesses:
+            if ranking and ranking[0][0] == text[position]:
+                expected.setdefault(position, number)
             else:
-                expected.pop(place, None)  # it changed its mind
+                expected.pop(position, None)  # it changed its mind
     last = len(player.frames) - 1
-    places = range(next((place for place in sorted(text) if text[place] == END), len(text)))
-    return [Word(text[i], min(expected.get(i, last), written[i]) / last, written[i] / last) for i in places]
+    positions = range(next((position for position in sorted(text) if text[position] == END), len(text)))
+    return [Word(text[i], min(expected.get(i, last), written[i]) / last, written[i] / last) for i in positions]
 
 
-def colour(share: float) -> str:
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(EARLY, LATE, strict=True))
+def colour(fraction: float) -> str:
+    return "#" + "".join(f"{round(a + (b - a) * fraction):02x}" for a, b in zip(EARLY, LATE, strict=True))
 
 
 def svg(words: list[Word]) -> str:
@@ -55,7 +55,7 @@ def svg(words: list[Word]) -> str:
         if x and x + len(text) > COLUMNS:
             x, y, text = 0.0, y + 1, text.lstrip()
         width, left, top = len(text) * CHARACTER, MARGIN + x * CHARACTER, MARGIN + y * LINE
-        expected, written = (max(0.001, share * SECONDS / total) for share in (word.expected, word.written))
+        expected, written = (max(0.001, fraction * SECONDS / total) for fraction in (word.expected, word.written))
         body.append(
             f'<rect x="{left + 1:.1f}" y="{top - 17}" width="{max(4.0, width - 2):.1f}" height="22" rx="4" '
             f'fill="#94a3b8" opacity=".3">{_animated("opacity", ".3", "0", written, total)}</rect>'
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     model = adlm.load(options.model)
-    length = model.config.rows.length
+    length = model.config.packing.length
     player = record(
         model, title="", sampler="ancestral", seed=options.seed, frames=65, steps=64, block_size=length, top_p=0.8
     )

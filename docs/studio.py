@@ -33,7 +33,7 @@ def main() -> None:
         page.locator("#run").click()
         page.locator(".status").filter(has_text="Done").wait_for(timeout=120_000)
         slider = page.locator(".slider")
-        slider.fill(str(round(asked.share * int(slider.get_attribute("max") or 0))))
+        slider.fill(str(round(asked.fraction * int(slider.get_attribute("max") or 0))))
         blanks = page.locator(".token.masked")
         blanks.nth(blanks.count() // 2).hover()
         page.locator("footer").evaluate("footer => footer.remove()")

@@ -54,10 +54,12 @@ class TableModel(LanguageModel):
         super().__init__()
         self.vocabulary, self.table, self.calls = vocabulary, table, 0
 
-    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
+    def _features(
+        self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
+    ) -> Features:
         self.calls += 1
         final = self.table(tokens)
-        return Features(final if wanted is None else final[wanted])
+        return Features(final if output_mask is None else final[output_mask])
 
     def logits(self, final: Tensor) -> Tensor:
         return final.index_fill(-1, torch.tensor([self.vocabulary.mask_id]), -torch.inf)

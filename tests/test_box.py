@@ -25,7 +25,7 @@ def test_it_is_an_anchored_model_of_twenty_megabytes_at_most(box):
 
 def test_its_card_has_its_figures_and_its_twins_and_no_path_of_a_machine():
     card = (BOX / "README.md").read_text(encoding="utf-8")
-    for words in ("ADLM (this model)", "MDLM of equal cost", "nats a token", "cdla-sharing-1.0", "box-adlm"):
+    for words in ("ADLM (this model)", "MDLM of equal cost", "nats per token", "cdla-sharing-1.0", "box-adlm"):
         assert words in card
     for path in BOX.iterdir():
         content = path.read_bytes()

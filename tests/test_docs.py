@@ -12,9 +12,9 @@ import pytest
 import adlm
 from adlm.cli import COMMANDS, main
 from adlm.data.config import Corpus
-from adlm.experiments.demo import Demo
+from adlm.train.fit import fit
 from adlm.train.run import ValidationConfig
-from adlm.train.trainer import fit
+from adlm_studies.experiments.demo import Demo
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     run = Demo(training_steps=2).runs()["ADLM"]
     assert isinstance(run.data, Corpus)
-    run = replace(run, data=replace(run.data, source="stories:400"), validation=ValidationConfig(rows=8, draws=1))
+    run = replace(run, data=replace(run.data, source="stories:400"), validation=ValidationConfig(num_rows=8, draws=1))
     fit(run, folder / "runs/demo/adlm", cache=folder / "data")
     return folder
 

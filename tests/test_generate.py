@@ -99,7 +99,7 @@ class Numbers(Sampler):
             object.__setattr__(self, name, [])
 
     def sample(self, model, canvas, *, noise, watch=None, stop=None):
-        self.rows.append(canvas.rows)
+        self.rows.append(canvas.sample_ids)
         self.canvases.append(canvas)
         self.stops.append(stop)
         if canvas.tokens.device.type == "meta":
@@ -117,7 +117,7 @@ def test_the_canvas_goes_to_the_networks_device():
     with pytest.raises(NotImplementedError, match="cannot be read"):
         model.generate("the cat", sampler=sampler)
     canvas = sampler.canvases[0]
-    assert {part.device.type for part in (canvas.tokens, canvas.frozen, canvas.rows)} == {"meta"}
+    assert {part.device.type for part in (canvas.tokens, canvas.frozen, canvas.sample_ids)} == {"meta"}
 
 
 def test_the_end_token_stops_the_sampler_and_the_text(model):
@@ -189,7 +189,7 @@ def test_beyond_the_models_length_left_to_right_models_go_on(causal):
     assert len(TOKENIZER.encode(text)) > 30
     long = "the cat sat on the mat. the dog sat on the log."
     assert causal.generate(long, max_new_tokens=2)[0].startswith(long)
-    with pytest.raises(ConfigError, match="learned 12 places"):
+    with pytest.raises(ConfigError, match="learned 12 positions"):
         built(causal=True, positions=12).generate("the cat", max_new_tokens=40, stop=False)
 
 

@@ -31,7 +31,7 @@ def network_model(tokenizer, rows, *, causal=False):
 
 
 def knowing_model(rows, text=TEXT):
-    """Sure of one text at its places in a row."""
+    """Sure of one text at its positions in a row."""
     model = network_model(WORDS, rows)
     ids, _ = model._row(WORDS.encode(text).tolist())
     logits = torch.zeros(64, WORDS.vocab_size)

@@ -24,10 +24,10 @@ from types import SimpleNamespace
 import pytest
 
 from adlm.cli import main
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.recipes.named import recipe
+from adlm.train.fit import fit
 from adlm.train.run import CheckpointConfig, Run
-from adlm.train.trainer import fit
 from tests.train.processes import SMALL, checkpoint_steps, losses, records, steps_done
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +94,7 @@ class Script:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def position(tmp_path: Path) -> Path:
     """A folder to start scripts in, with slurm's programs and a run."""
     (tmp_path / "bin").mkdir()
     for name, body in PROGRAMS.items():
@@ -105,35 +105,37 @@ def place(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def started(place: Path, *command: object, **variables: str) -> Iterator[Script]:
-    """A script in `place`; nothing of it is left at the end."""
-    log = place / f"{len(list(place.glob('*.log')))}.log"
+def started(position: Path, *command: object, **variables: str) -> Iterator[Script]:
+    """A script in `position`; nothing of it is left at the end."""
+    log = position / f"{len(list(position.glob('*.log')))}.log"
     slurm = {"SLURM_JOB_ID": JOB, "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "127.0.0.1,elsewhere"}
     env = {
         **{
             name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PET_", "TORCHELASTIC"))
         },
-        **{"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable},
+        **{"PATH": f"{position / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable},
         **{"NPROC": "1", "OMP_NUM_THREADS": "1", "PORT": str(free_port()), "LOCAL_ADDR": "127.0.0.1"},
         **(slurm if SLURM in command else {}),
         **variables,
     }
     with log.open("wb") as file:
         words = [str(word) for word in command]
-        inner = subprocess.Popen(words, cwd=place, env=env, stdout=file, stderr=file, start_new_session=True)
+        inner = subprocess.Popen(words, cwd=position, env=env, stdout=file, stderr=file, start_new_session=True)
     try:
         yield Script(inner, log)
     finally:
         left = below(inner.pid)
-        for kill, pid in [(os.kill, pid) for pid in (*left, inner.pid)] + [(os.killpg, pid) for pid in sessions(place)]:
+        for kill, pid in [(os.kill, pid) for pid in (*left, inner.pid)] + [
+            (os.killpg, pid) for pid in sessions(position)
+        ]:
             with suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
         inner.wait()
 
 
-def sessions(place: Path) -> list[int]:
+def sessions(position: Path) -> list[int]:
     """Of the nodes of the last job step."""
-    return [int(pid) for pid in lines(place / "pids")]
+    return [int(pid) for pid in lines(position / "pids")]
 
 
 def below(pid: int) -> list[int]:
@@ -144,9 +146,9 @@ def below(pid: int) -> list[int]:
     return [*children, *(each for child in children for each in below(child))]
 
 
-def ended(place: Path, *command: object, **variables: str) -> tuple[int, str]:
+def ended(position: Path, *command: object, **variables: str) -> tuple[int, str]:
     """The exit code of a script, and what it said."""
-    with started(place, *command, **variables) as script:
+    with started(position, *command, **variables) as script:
         return script.wait(), script.said()
 
 
@@ -230,15 +232,15 @@ def test_every_variable_of_the_scripts_is_explained():
         (("demo-adlm", "2", "0", "host", "29500", "--shard"), "too many words before --, from '--shard' on"),
     ],
 )
-def test_nodes_says_what_is_missing(place, words, complaint):
-    code, said = ended(place, NODES, *words, PYTHON="fake")
+def test_nodes_says_what_is_missing(position, words, complaint):
+    code, said = ended(position, NODES, *words, PYTHON="fake")
     assert code == 2
     assert said.startswith(f"nodes.sh: {complaint}\nusage: ")
-    assert not (place / "called").exists()
+    assert not (position / "called").exists()
 
 
-def test_nodes_says_so_where_there_is_no_torch(place):
-    code, said = ended(place, NODES, "demo-adlm", 1, 0, "host", NPROC="", PYTHON="false")
+def test_nodes_says_so_where_there_is_no_torch(position):
+    code, said = ended(position, NODES, "demo-adlm", 1, 0, "host", NPROC="", PYTHON="false")
     assert code == 2
     assert "false has no torch: activate its environment, or set PYTHON" in said
 
@@ -251,99 +253,99 @@ def test_nodes_says_so_where_there_is_no_torch(place):
         (("demo-adlm", "--shard"), {}, "too many words before --, from '--shard' on"),
     ],
 )
-def test_slurm_says_what_is_missing(place, words, variables, complaint):
-    code, said = ended(place, SLURM, *words, PYTHON="fake", **variables)
+def test_slurm_says_what_is_missing(position, words, variables, complaint):
+    code, said = ended(position, SLURM, *words, PYTHON="fake", **variables)
     assert code == 2
     assert said.startswith(f"slurm.sh: {complaint}\nusage: sbatch ")
     assert "runs/nodes.sh" in said
-    assert not (place / "called").exists()
+    assert not (position / "called").exists()
 
 
 # What they start.
 
 
-def test_nodes_takes_words_or_variables(place):
+def test_nodes_takes_words_or_variables(position):
     options = ["--", "--set", "name=two words"]
-    words = ended(place, NODES, "demo-adlm", 2, 1, "first", 29511, *options, PYTHON="fake", OUT="a folder")
+    words = ended(position, NODES, "demo-adlm", 2, 1, "first", 29511, *options, PYTHON="fake", OUT="a folder")
     names = {"RECIPE": "demo-adlm", "NODES": "2", "NODE_RANK": "1", "FIRST_HOST": "first", "PORT": "29511"}
-    variables = ended(place, NODES, *options, PYTHON="fake", OUT="a folder", **names)
+    variables = ended(position, NODES, *options, PYTHON="fake", OUT="a folder", **names)
     assert words[0] == variables[0] == 0
-    one, other = lines(place / "called")
+    one, other = lines(position / "called")
     assert one == other
     assert one.endswith("-m adlm train demo-adlm --out a folder --set name=two words")
     assert "--rdzv-endpoint=first:29511 " in one
     assert "is_host=0," in one
-    assert set(lines(place / "variables")) == {"1 1"}
+    assert set(lines(position / "variables")) == {"1 1"}
 
 
-def test_slurm_starts_one_torchrun_a_node_and_the_first_holds_the_rendezvous(place):
-    code, said = ended(place, SLURM, "demo-adlm", "--", "--shard", PYTHON="fake", PORT="", RESTARTS="1", OUT="out")
+def test_slurm_starts_one_torchrun_a_node_and_the_first_holds_the_rendezvous(position):
+    code, said = ended(position, SLURM, "demo-adlm", "--", "--shard", PYTHON="fake", PORT="", RESTARTS="1", OUT="out")
     assert code == 0, said
-    called = sorted(lines(place / "called"))
+    called = sorted(lines(position / "called"))
     assert len(called) == 2
     assert [f"is_host={host}" in line for host, line in zip((0, 1), called, strict=True)] == [True, True]
     for line in called:
         assert "--nnodes=2 --nproc-per-node=1 --max-restarts=1 " in line
         assert f"--rdzv-endpoint=127.0.0.1:{20000 + int(JOB)} " in line
         assert line.endswith("-m adlm train demo-adlm --out out --shard")
-    assert lines(place / "variables") == ["1 1", "1 1"]
-    assert not (place / "requeued").exists()
+    assert lines(position / "variables") == ["1 1", "1 1"]
+    assert not (position / "requeued").exists()
 
 
 @pytest.mark.parametrize(("cores", "threads"), [({"SLURM_CPUS_PER_TASK": "8"}, "4"), ({}, "1")])
-def test_cores_are_shared_out_to_processes(place, cores, threads):
-    ended(place, SLURM, "demo-adlm", PYTHON="fake", OMP_NUM_THREADS="", NPROC="2", **cores)
-    assert {line.split()[0] for line in lines(place / "variables")} == {threads}
+def test_cores_are_shared_out_to_processes(position, cores, threads):
+    ended(position, SLURM, "demo-adlm", PYTHON="fake", OMP_NUM_THREADS="", NPROC="2", **cores)
+    assert {line.split()[0] for line in lines(position / "variables")} == {threads}
 
 
-def test_data_is_prepared_on_one_node_before_anything_else(place):
-    ended(place, SLURM, "demo-adlm", PYTHON="fake", PREPARE='echo "prepare on $SLURM_NODEID" >> called')
-    called = lines(place / "called")
+def test_data_is_prepared_on_one_node_before_anything_else(position):
+    ended(position, SLURM, "demo-adlm", PYTHON="fake", PREPARE='echo "prepare on $SLURM_NODEID" >> called')
+    called = lines(position / "called")
     assert called[0] == "prepare on 0"
     assert len(called) == 3
-    code, _ = ended(place, SLURM, "demo-adlm", PYTHON="fake", PREPARE="exit 5")
+    code, _ = ended(position, SLURM, "demo-adlm", PYTHON="fake", PREPARE="exit 5")
     assert code == 5
-    assert len(lines(place / "called")) == 3
+    assert len(lines(position / "called")) == 3
 
 
 # How a slurm job ends.
 
 
-def waiting(script: Script, place: Path, *, nodes: int) -> None:
+def waiting(script: Script, position: Path, *, nodes: int) -> None:
     """Until the processes of all nodes can be told to stop."""
-    script.until(lambda: len(list(place.glob("waiting-*"))) == nodes and (place / "pids").exists())
+    script.until(lambda: len(list(position.glob("waiting-*"))) == nodes and (position / "pids").exists())
 
 
-def test_a_job_that_fails_is_not_queued_again(place):
-    assert ended(place, SLURM, "demo-adlm", PYTHON="fake", FAKE_CODE="7")[0] == 7
-    assert not (place / "requeued").exists()
+def test_a_job_that_fails_is_not_queued_again(position):
+    assert ended(position, SLURM, "demo-adlm", PYTHON="fake", FAKE_CODE="7")[0] == 7
+    assert not (position / "requeued").exists()
 
 
 @pytest.mark.parametrize("preparing", [False, True])
-def test_a_job_out_of_time_is_queued_again(place, preparing):
+def test_a_job_out_of_time_is_queued_again(position, preparing):
     prepare = {"PREPARE": "fake"} if preparing else {}
-    with started(place, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes", **prepare) as script:
-        waiting(script, place, nodes=1 if preparing else 2)
+    with started(position, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes", **prepare) as script:
+        waiting(script, position, nodes=1 if preparing else 2)
         script.inner.send_signal(signal.SIGUSR1)
         assert script.wait() == 0, script.said()
-    assert lines(place / "requeued") == [JOB]
-    assert len(lines(place / "called")) == (1 if preparing else 2)
+    assert lines(position / "requeued") == [JOB]
+    assert len(lines(position / "called")) == (1 if preparing else 2)
 
 
-def test_a_job_that_is_done_as_its_time_runs_out_is_not(place):
-    with started(place, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes", FAKE_STOPPED="0") as script:
-        waiting(script, place, nodes=2)
+def test_a_job_that_is_done_as_its_time_runs_out_is_not(position):
+    with started(position, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes", FAKE_STOPPED="0") as script:
+        waiting(script, position, nodes=2)
         script.inner.send_signal(signal.SIGUSR1)
         assert script.wait() == 0, script.said()
-    assert not (place / "requeued").exists()
+    assert not (position / "requeued").exists()
 
 
-def test_a_job_that_is_cancelled_does_not_come_back(place):
-    with started(place, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes") as script:
-        waiting(script, place, nodes=2)
+def test_a_job_that_is_cancelled_does_not_come_back(position):
+    with started(position, SLURM, "demo-adlm", PYTHON="fake", FAKE_WAITS="yes") as script:
+        waiting(script, position, nodes=2)
         script.inner.send_signal(signal.SIGTERM)
         assert script.wait() != 0
-    assert not (place / "requeued").exists()
+    assert not (position / "requeued").exists()
 
 
 def test_slurm_is_asked_for_the_signal_that_the_script_waits_for():
@@ -358,8 +360,8 @@ def test_slurm_is_asked_for_the_signal_that_the_script_waits_for():
 # Real runs.
 
 
-def written(run: Run, place: Path) -> Path:
-    path = place / "run.json"
+def written(run: Run, position: Path) -> Path:
+    path = position / "run.json"
     path.write_text(json.dumps(to_json(run)))
     return path
 
@@ -390,61 +392,61 @@ LONG = replace(
 
 
 @contextmanager
-def two_nodes(place: Path, run: Run, *options: str) -> Iterator[list[Script]]:
-    path, port = written(run, place), free_port()
+def two_nodes(position: Path, run: Run, *options: str) -> Iterator[list[Script]]:
+    path, port = written(run, position), free_port()
     with (
-        started(place, NODES, path, 2, 0, "127.0.0.1", port, "--", "--out", "out", *options) as first,
-        started(place, NODES, path, 2, 1, "127.0.0.1", port, "--", "--out", "out", *options) as second,
+        started(position, NODES, path, 2, 0, "127.0.0.1", port, "--", "--out", "out", *options) as first,
+        started(position, NODES, path, 2, 1, "127.0.0.1", port, "--", "--out", "out", *options) as second,
     ):
         yield [first, second]
 
 
 @pytest.mark.slow
-def test_two_nodes_train_what_one_process_trains(place):
-    with two_nodes(place, SMALL, "--set", "train.steps=6") as scripts:
-        one = trained(SHORT, place / "one")
+def test_two_nodes_train_what_one_process_trains(position):
+    with two_nodes(position, SMALL, "--set", "train.steps=6") as scripts:
+        one = trained(SHORT, position / "one")
         for script in scripts:
             assert script.wait() == 0, script.said()
-    assert_same(place / "out", one)
+    assert_same(position / "out", one)
     assert "--max-restarts" not in scripts[0].said()
 
 
 @pytest.mark.slow
-def test_a_slurm_job_of_two_nodes_trains_what_one_process_trains(place):
-    with started(place, SLURM, written(SMALL, place), "--", "--set", "train.steps=6", OUT="out") as script:
-        one = trained(SHORT, place / "one")
+def test_a_slurm_job_of_two_nodes_trains_what_one_process_trains(position):
+    with started(position, SLURM, written(SMALL, position), "--", "--set", "train.steps=6", OUT="out") as script:
+        one = trained(SHORT, position / "one")
         assert script.wait() == 0, script.said()
-    assert_same(place / "out", one)
-    assert not (place / "requeued").exists()
+    assert_same(position / "out", one)
+    assert not (position / "requeued").exists()
 
 
 @pytest.mark.slow
-def test_out_of_time_a_slurm_job_saves_is_queued_again_and_goes_on(place):
-    run, out = written(LONG, place), place / "out"
-    with started(place, SLURM, run, OUT="out") as script:
-        one = trained(LONG, place / "one")
+def test_out_of_time_a_slurm_job_saves_is_queued_again_and_goes_on(position):
+    run, out = written(LONG, position), position / "out"
+    with started(position, SLURM, run, OUT="out") as script:
+        one = trained(LONG, position / "one")
         script.until(lambda: steps_done(out) >= 15)
         script.inner.send_signal(signal.SIGUSR1)
         assert script.wait() == 0, script.said()
-    assert lines(place / "requeued") == [JOB]
+    assert lines(position / "requeued") == [JOB]
     assert "steps are done and saved" in script.said()
     saved = checkpoint_steps(out)[-1]
     assert 15 <= saved == steps_done(out) < 100
-    with started(place, SLURM, run, OUT="out", SLURM_RESTART_COUNT="1") as script:
+    with started(position, SLURM, run, OUT="out", SLURM_RESTART_COUNT="1") as script:
         assert script.wait() == 0, script.said()
     assert f"going on after step {saved} " in script.said()
-    assert lines(place / "requeued") == [JOB]
+    assert lines(position / "requeued") == [JOB]
     assert_same(out, one)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_dies_on_one_of_two_nodes_is_started_again_on_both(place, victim):
-    with two_nodes(place, LONG) as scripts:
-        one = trained(LONG, place / "one")
-        scripts[0].until(lambda: steps_done(place / "out") >= 15)
+def test_a_process_that_dies_on_one_of_two_nodes_is_started_again_on_both(position, victim):
+    with two_nodes(position, LONG) as scripts:
+        one = trained(LONG, position / "one")
+        scripts[0].until(lambda: steps_done(position / "out") >= 15)
         os.kill(below(scripts[victim].inner.pid)[0], signal.SIGKILL)
         for script in scripts:
             assert script.wait() == 0, script.said()
     assert "going on after step" in "".join(script.said() for script in scripts)
-    assert_same(place / "out", one)
+    assert_same(position / "out", one)

@@ -12,23 +12,21 @@ import pytest
 import adlm
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "adlm"
+PACKAGE, STUDIES = ROOT / "adlm", ROOT / "adlm_studies"
 
 # From the top down; a module may import from its own layer and from those below it.
 LAYERS = [
     ["cli", "__main__", "__init__"],
     ["serve", "hf"],
-    ["experiments"],
-    ["report", "reasoning"],
     ["recipes"],
     ["convert"],
-    ["text_model"],
+    ["pieces", "text_model"],
     ["train", "evaluate"],
     ["objectives", "samplers"],
     ["diffusion"],
     ["anchors", "models", "data"],
-    ["configs"],
-    ["types", "errors", "memory", "randomness", "world"],
+    ["config"],
+    ["types", "errors", "memory", "randomness", "distributed"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 
@@ -65,6 +63,10 @@ def test_imports_only_go_down():
     assert not wrong
 
 
+def test_the_library_never_imports_the_studies():
+    assert not [path for path in PACKAGE.rglob("*.py") if "adlm_studies" in path.read_text(encoding="utf-8")]
+
+
 def test_public_names_are_the_documented_ones():
     lines = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").splitlines()
     documented = [line.split("`")[1] for line in lines if line.startswith("### `")]
@@ -97,8 +99,10 @@ def test_the_wheel_is_whole_and_its_command_runs_outside_the_repository(tmp_path
     )
     site = Path(subprocess.run([python, "-c", "import site; print(site.getsitepackages()[0])"], check=True,
                                capture_output=True, text=True).stdout.strip())  # fmt: skip
-    installed = {path.relative_to(site).as_posix() for path in (site / "adlm").rglob("*") if path.suffix != ".pyc"}
-    expected = {p.relative_to(ROOT).as_posix() for p in PACKAGE.rglob("*") if "__pycache__" not in p.parts}
+    installed, expected = set[str](), set[str]()
+    for package in (PACKAGE, STUDIES):
+        installed |= {p.relative_to(site).as_posix() for p in (site / package.name).rglob("*") if p.suffix != ".pyc"}
+        expected |= {p.relative_to(ROOT).as_posix() for p in package.rglob("*") if "__pycache__" not in p.parts}
     assert {p for p in installed if not p.endswith("__pycache__")} == expected
     # Everything but this package: the path of an editable install is not followed from here.
     (site / "dependencies.pth").write_text(

@@ -87,8 +87,8 @@ def test_a_part_is_scored_given_the_rest(model):
         whole, last = model.score(text), model.score(text, span=" mat.")
         start = "".join(whole.tokens).index(" mat.")
         assert last.tokens == (" mat", ".")
-        place = next(i for i in range(len(whole.tokens)) if len("".join(whole.tokens[:i])) == start)
-        assert last.surprise == pytest.approx(whole.surprise[place : place + 2], rel=1e-4)
+        position = next(i for i in range(len(whole.tokens)) if len("".join(whole.tokens[:i])) == start)
+        assert last.surprise == pytest.approx(whole.surprise[position : position + 2], rel=1e-4)
         with pytest.raises(ConfigError, match="cannot take what follows for given"):
             model.score(text, span="cat")
         return
@@ -102,7 +102,7 @@ def test_a_part_is_scored_given_the_rest(model):
 
 def _batch(model, text, chosen):
     ids, valid = model._row(model.tokenizer.encode(text).tolist())
-    begin = len(model.config.rows.frame(model.tokenizer.roles)[0])
+    begin = len(model.config.packing.frame(model.tokenizer.roles)[0])
     fixed = torch.ones(1, len(ids), dtype=torch.bool)
     fixed[0, [begin + i for i in chosen]] = False
     number = torch.zeros(1, dtype=torch.long)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adlm.anchors.rules import AnchorRule, TypeRule, check_share, counts_in_row, look_up
+from adlm.anchors.rules import AnchorRule, TypeRule, check_fraction, counts_in_row, look_up
 from adlm.data.corpus_table import CorpusTable, table_path
 from adlm.errors import ConfigError
 from adlm.types import Batch
@@ -22,29 +22,29 @@ from adlm.types import Batch
 class RareInCorpus(TypeRule):
     """Token types that are rare in a corpus; the ones that never occur in it are among them, the mask is not.
 
-    `RareInCorpus.from_table(path, share=1e-4)` takes types that make up less than that share of all tokens,
+    `RareInCorpus.from_table(path, fraction=1e-4)` takes types that make up less than that fraction of all tokens,
     `RareInCorpus.from_table(path, rank=1000)` all but the 1000 most frequent (of equals, lower ids come first).
     """
 
     table: str
     checksum: str
-    share: float | None = None
+    fraction: float | None = None
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        _check_one_of("RareInCorpus", share=self.share, rank=self.rank)
+        _check_one_of("RareInCorpus", fraction=self.fraction, rank=self.rank)
         if self.rank is not None and self.rank < 0:
             raise ConfigError(f"asked for all types beyond rank {self.rank}", "a negative rank", "give 0 or more")
 
     @classmethod
-    def from_table(cls, path: str | Path, *, share: float | None = None, rank: int | None = None) -> "RareInCorpus":
+    def from_table(cls, path: str | Path, *, fraction: float | None = None, rank: int | None = None) -> "RareInCorpus":
         """With the table at `path`, or in the prepared folder `path`."""
-        return cls(*_name_and_checksum(path), share=share, rank=rank)
+        return cls(*_name_and_checksum(path), fraction=fraction, rank=rank)
 
     def types(self) -> Tensor:
         corpus = _load(self.table, self.checksum)
-        if self.share is not None:
-            rare = corpus.counts / max(corpus.tokens, 1) < self.share
+        if self.fraction is not None:
+            rare = corpus.counts / max(corpus.tokens, 1) < self.fraction
         else:
             rare = np.ones(corpus.vocab_size, bool)
             rare[np.argsort(-corpus.counts, kind="stable")[: self.rank]] = False
@@ -60,23 +60,23 @@ class TfIdf(AnchorRule):
     length and a token of no document counts as one of a single document. A token of every document has the score 0
     and is no anchor.
 
-    `TfIdf.from_table(path, share=0.2)` marks the ceil(0.2 * length) positions of highest score in each row, and with
+    `TfIdf.from_table(path, fraction=0.2)` marks the ceil(0.2 * length) positions of highest score in each row, and with
     them all of the same score: equal tokens of a row are anchors together. `TfIdf.from_table(path, above=0.05)` marks
     every score above.
     """
 
     table: str
     checksum: str
-    share: float | None = None
+    fraction: float | None = None
     above: float | None = None
 
     def __post_init__(self) -> None:
-        _check_one_of("TfIdf", share=self.share, above=self.above)
+        _check_one_of("TfIdf", fraction=self.fraction, above=self.above)
 
     @classmethod
-    def from_table(cls, path: str | Path, *, share: float | None = None, above: float | None = None) -> "TfIdf":
+    def from_table(cls, path: str | Path, *, fraction: float | None = None, above: float | None = None) -> "TfIdf":
         """With the table at `path`, or in the prepared folder `path`."""
-        return cls(*_name_and_checksum(path), share=share, above=above)
+        return cls(*_name_and_checksum(path), fraction=fraction, above=above)
 
     def scores(self, batch: Batch) -> Tensor:
         """[B, L], 0 at padding."""
@@ -89,13 +89,15 @@ class TfIdf(AnchorRule):
         marks = (scores > 0) & batch.valid
         if self.above is not None:
             return marks & (scores > self.above)
-        assert self.share is not None
-        if self.share == 0 or not scores.numel():
+        assert self.fraction is not None
+        if self.fraction == 0 or not scores.numel():
             return torch.zeros_like(marks)
         # The subtraction keeps 0.07 * 100 = 7.000000000000001 from being 8 positions.
-        wanted = (batch.valid.sum(1, keepdim=True).to(scores.dtype) * self.share - 1e-6).ceil().long().clamp(min=1)
+        output_mask = (
+            (batch.valid.sum(1, keepdim=True).to(scores.dtype) * self.fraction - 1e-6).ceil().long().clamp(min=1)
+        )
         ranked = scores.sort(-1, descending=True).values
-        return marks & (scores >= ranked.gather(1, wanted - 1))
+        return marks & (scores >= ranked.gather(1, output_mask - 1))
 
 
 @lru_cache(maxsize=8)
@@ -123,4 +125,4 @@ def _check_one_of(rule: str, **thresholds: float | None) -> None:
         names = " or ".join(thresholds)
         raise ConfigError(f"asked for {rule}", f"{len(given)} of {names}", f"give {names}, and only one")
     if "share" in given:
-        check_share(given["share"], rule)
+        check_fraction(given["share"], rule)

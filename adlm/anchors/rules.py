@@ -64,18 +64,20 @@ def look_up(table: Tensor, batch: Batch, rule: str) -> Tensor:
 
 def counts_in_row(batch: Batch) -> Tensor:
     """[B, L]: how often each valid token occurs in its own row, in O(L log L) a row and without a [B, V] table."""
-    ordered, place = batch.tokens.masked_fill(~batch.valid, -1).sort(-1)
-    # In a sorted row equal tokens are runs: number the runs, take their sizes, bring these back to the places.
+    ordered, position = batch.tokens.masked_fill(~batch.valid, -1).sort(-1)
+    # In a sorted row equal tokens are runs: number the runs, take their sizes, bring these back to the positions.
     begins = torch.ones_like(batch.valid)
     begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     run = begins.cumsum(1) - 1
     sizes = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run))
-    return torch.empty_like(run).scatter(1, place, sizes.gather(1, run))
+    return torch.empty_like(run).scatter(1, position, sizes.gather(1, run))
 
 
-def check_share(share: float, rule: str) -> None:
-    if not 0 <= share <= 1:
-        raise ConfigError(f"asked for {rule} with a share of {share}", "not in [0, 1]", "give a share, such as 0.2")
+def check_fraction(fraction: float, rule: str) -> None:
+    if not 0 <= fraction <= 1:
+        raise ConfigError(
+            f"asked for {rule} with a fraction of {fraction}", "not in [0, 1]", "give a fraction, such as 0.2"
+        )
 
 
 @dataclass(frozen=True)
@@ -115,19 +117,19 @@ class NoToken(AnchorRule):
 
 
 @dataclass(frozen=True)
-class RandomShare(AnchorRule):
-    """Each position with chance `share`, whatever stands there: the control that keeps the number of anchors.
+class RandomFraction(AnchorRule):
+    """Each position with probability `fraction`, whatever stands there: the control that keeps the number of anchors.
 
     The marks are a function of the seed, the row's draw number and the position, never of the batch around it.
     """
 
-    share: float
+    fraction: float
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_share(self.share, "RandomShare")
+        check_fraction(self.fraction, "RandomShare")
 
     def mark(self, batch: Batch) -> Tensor:
         # A stream of its own: with the corruption's, anchors would be the positions that are masked first.
         noise = Noise(self.seed).fork("anchors")
-        return (noise.uniform(batch.draw, batch.tokens.shape[1]) < self.share) & batch.valid
+        return (noise.uniform(batch.sample_id, batch.tokens.shape[1]) < self.fraction) & batch.valid

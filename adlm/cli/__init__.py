@@ -8,6 +8,8 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import NamedTuple
 
 from adlm import __version__
 from adlm.errors import AdlmError, Interrupted, UnknownName
@@ -16,18 +18,14 @@ from adlm.memory import keep_freed_memory
 COMMANDS = {
     "completion": "a script for bash, zsh or fish that completes commands and options",
     "convert": "official ADLM, MDLM and AR checkpoints into model folders, and back; nothing in them is run",
-    "demo": "train AR, MDLM and ADLM on text that comes with the package; score them, write samples and a report",
     "doctor": "versions, devices, number formats, extras, and what would fail",
     "evaluate": "measure: perplexity, zero-shot, generation, MAUVE, anchors and more, each with its error",
-    "experiment": "carry out a study of the paper's questions, from training to a report; stopped, it goes on",
     "export": "a model as a program for use without this package: torch.export's, or ONNX",
     "infill": "fill the holes of a text",
     "lm-eval": "the benchmarks of lm-evaluation-harness, by its own command line",
     "prepare": "tokenise and pack a corpus into memory-mapped shards",
     "push": "put a trained model on the Hugging Face Hub, with its card",
-    "reason": "train and measure models that answer in steps, with anchors: ACoT, Coconut and others",
     "recipes": "list the runs and networks that have a name; show what one is and takes",
-    "report": "compare trained runs on one page: figures, curves, samples, and a text as it appears",
     "sample": "write texts, on from a prompt or out of nothing; --live shows them appear",
     "serve": "models over HTTP: OpenAI's completions, infilling, scores, and texts streamed while they appear",
     "studio": "a page on which texts appear around their anchors, to watch and to take a hand in",
@@ -39,26 +37,49 @@ ABOUT = """Anchored diffusion language models: train, measure, sample, explain a
   --version  print the version"""
 
 
-def _help(commands: Mapping[str, str], prog: str, about: str) -> str:
-    wide = max(map(len, commands))
-    rows = "\n".join(f"  {name:<{wide}}  {summary}" for name, summary in commands.items())
+class Command(NamedTuple):
+    """A module with a function `command`, or a package with `COMMANDS` and `ABOUT`."""
+
+    module: str
+    summary: str
+
+
+def commands(package: str = __name__) -> dict[str, Command]:
+    """Those of a package, by name, and those that other packages add by the entry points `adlm.commands`.
+
+    Such an entry point is a mapping from a path, as in "evaluate code", to the module and the summary.
+    """
+    listed: Mapping[str, str] = importlib.import_module(package).COMMANDS
+    found = {name: Command(f"{package}.{name.replace('-', '_')}", summary) for name, summary in listed.items()}
+    inside = [*package.removeprefix(__name__).split(".")[1:]]
+    for entry in entry_points(group="adlm.commands"):
+        for path, (module, summary) in entry.load().items():
+            *parents, name = path.split()
+            if parents == inside and package.startswith(__name__):
+                found[name] = Command(module, summary)
+    return dict(sorted(found.items()))
+
+
+def _help(found: Mapping[str, Command], prog: str, about: str) -> str:
+    width = max(map(len, found))
+    lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in found.items())
     return (
-        f"usage: {prog} COMMAND [options]      {prog} COMMAND --help for its options\n\n{about}\n\ncommands:\n{rows}\n"
+        f"usage: {prog} COMMAND [options]      {prog} COMMAND --help for its options\n\n{about}\n\ncommands:\n{lines}\n"
     )
 
 
-def _run(words: Sequence[str], commands: Mapping[str, str], package: str, about: str) -> None:
-    """One of the commands that a package has, a file each; one that has commands itself is a package again."""
-    prog = package.replace(".cli", "").replace(".", " ")
+def _run(words: Sequence[str], package: str, prog: str) -> None:
+    """Run one of a package's commands; a command that is itself a package has commands of its own."""
+    found = commands(package)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_help(commands, prog, about))
+        print(_help(found, prog, importlib.import_module(package).ABOUT))
         return
     name, rest = words[0], list(words[1:])
-    if name not in commands:
-        raise UnknownName("command" if prog == "adlm" else f"command of {prog}", name, commands)
-    module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    if name not in found:
+        raise UnknownName("command" if prog == "adlm" else f"command of {prog}", name, found)
+    module = importlib.import_module(found[name].module)
     if hasattr(module, "COMMANDS"):
-        _run(rest, module.COMMANDS, module.__name__, module.ABOUT)
+        _run(rest, module.__name__, f"{prog} {name}")
         return
     if hasattr(module, "passes_on"):  # to another command line
         module.passes_on(rest)
@@ -79,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     keep_freed_memory()
     try:
-        _run(words, COMMANDS, "adlm.cli", ABOUT)
+        _run(words, __name__, "adlm")
     except AdlmError as error:
         rank = os.environ.get("RANK", "0")
         # What all processes found, the first one tells.

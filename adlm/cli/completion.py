@@ -43,10 +43,10 @@ def command(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positiona
 
 def words_by_command(path: str = "adlm", package: str = cli.__name__) -> Iterator[tuple[str, tuple[str, ...]]]:
     """For every command, `adlm evaluate perplexity` as well, what may follow: commands, or options."""
-    commands: Mapping[str, str] = importlib.import_module(package).COMMANDS
-    yield path, tuple(commands)
-    for name in commands:
-        module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    found = cli.commands(package)
+    yield path, tuple(found)
+    for name, entry in found.items():
+        module = importlib.import_module(entry.module)
         if hasattr(module, "COMMANDS"):
             yield from words_by_command(f"{path} {name}", module.__name__)
         elif hasattr(module, "command"):

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from adlm import __version__
 from adlm.data.tokenizer import Tokenizer
+from adlm.distributed import device_for
 from adlm.errors import ConfigError, optional_module
 from adlm.evaluate.continuations import Continuation, Scorer, joined_tokens, windows
 from adlm.evaluate.work import weights_checksum
 from adlm.samplers.sampler import Sampler
 from adlm.text_model import load
-from adlm.world import device_for
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         draws: mask counts for each log-likelihood of a masked model. A continuation of n tokens that has at most so
             many ways to be masked, 2^n - 1, is looked at in all of them instead.
         seed: of the masks and of what is written.
-        max_length: tokens a row, at most; those of the model by default.
+        max_length: tokens per row, at most; those of the model by default.
         max_gen_toks: to write, where a task does not say.
         sampler, steps, temperature, block_size: of what is written, whatever the task says. Without them, a task that
             asks for greedy writing gets the likeliest token at each step, one at a time; others the model's plain
@@ -68,7 +68,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         self._device = device_for(device or "auto")
         self.model = load(pretrained, revision=revision)
         self.model.network.eval().to(self._device)
-        rows = self.model.config.rows
+        rows = self.model.config.packing
         self.scorer = Scorer(
             self.model.network,
             rows,
@@ -152,8 +152,8 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         for alike in _groups(numbers, lambda context: (len(numbers[context]), *plans[context][1:])):
             for start in range(0, len(alike), self.scorer.batch):
                 part = alike[start : start + self.scorer.batch]
-                places = [i for context in part for i in numbers[context]]
-                yield _Job(places, [plans[context].context for context in part], plans[part[0]])
+                positions = [i for context in part for i in numbers[context]]
+                yield _Job(positions, [plans[context].context for context in part], plans[part[0]])
 
     def _plans(self, contexts: Sequence[str], limit: int) -> dict[str, "_Plan"]:
         """A left-to-right model keeps half of its row for the context, if need be. A masked one goes on in blocks."""
@@ -268,7 +268,7 @@ def _last_tokens(text: str, most: int, tokenizer: Tokenizer) -> str:
 
 def _before(text: str, until: Iterable[str]) -> str:
     """Up to the first of these strings."""
-    return text[: min((place for stop in until if (place := text.find(stop)) >= 0), default=len(text))]
+    return text[: min((position for stop in until if (position := text.find(stop)) >= 0), default=len(text))]
 
 
 def _bar(total: int, title: str, hidden: bool) -> Any:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from adlm.anchors import RareInSequence
 from adlm.errors import AdlmError
-from adlm.report.pieces import Pieces, anchor_rule
-from adlm.report.pieces import harmless as harmless
-from adlm.samplers.board import StepView
+from adlm.pieces import Pieces, anchor_rule
+from adlm.pieces import harmless as harmless
+from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 from adlm.types import Batch
 
@@ -49,7 +49,7 @@ class LiveView:
     ) -> None:
         self.live.stop()
 
-    def __call__(self, view: StepView) -> None:
+    def __call__(self, view: StepEvent) -> None:
         fresh, taken = view.fresh.cpu(), view.remasked.cpu()
         self.written += count_written(view, self.causal)
         if view.step == 0:  # another canvas: what this step has not written was given
@@ -65,9 +65,9 @@ class LiveView:
         self.due = time.perf_counter() + max(_PAUSE, (_SHARE - 1) * (time.perf_counter() - now))
         self.fresh, self.taken = torch.zeros_like(fresh), torch.zeros_like(taken)
 
-    def picture(self, view: StepView) -> Group:
+    def picture(self, view: StepEvent) -> Group:
         tokens = view.tokens.cpu()
-        shown = self._places(tokens)
+        shown = self._positions(tokens)
         open_ = shown & ~self.given
         revealed = 1 - int((open_ & (tokens == self.mask_id)).sum()) / max(1, int(open_.sum()))
         speed = self.written / max(time.perf_counter() - self.began, 1e-9)
@@ -103,15 +103,15 @@ class LiveView:
             legend.append(name, style).append("  ")
         return list(legend.wrap(self.console, self._width))
 
-    def _places(self, tokens: Tensor) -> Tensor:
-        """[B, L] bool: the places worth showing, up to the last one that is given or is to be written."""
+    def _positions(self, tokens: Tensor) -> Tensor:
+        """[B, L] bool: the positions worth showing, up to the last one that is given or is to be written."""
         length = tokens.shape[1]
-        place = torch.arange(length)
+        position = torch.arange(length)
         if self.limit is None:
             return torch.ones_like(tokens, dtype=torch.bool)
         first = (~self.given).int().argmax(-1)
-        last_given = (self.given * place).amax(-1)
-        return place < torch.maximum(first + self.limit, last_given + 1)[:, None]
+        last_given = (self.given * position).amax(-1)
+        return position < torch.maximum(first + self.limit, last_given + 1)[:, None]
 
     def _anchors(self, tokens: Tensor) -> Tensor:
         """[B, L] bool: anchors among what was written so far."""
@@ -139,7 +139,7 @@ class LiveView:
         return text
 
 
-def count_written(view: StepView, causal: bool) -> int:
+def count_written(view: StepEvent, causal: bool) -> int:
     """Tokens that a step has written, less those it took back. From left to right it is one a row: what stands behind
     an end token is filled up, not written."""
     return int(view.fresh.any(-1).sum()) if causal else int(view.fresh.sum()) - int(view.remasked.sum())

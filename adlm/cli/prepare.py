@@ -27,11 +27,11 @@ _RULES: dict[str, DocumentRule] = {
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowOptions:
     """How documents become rows.
 
     Args:
-        length: tokens a row.
+        length: tokens per row.
         packing: wrap: one stream cut into rows; pad: documents on rows of their own; crop: one row a document.
         separate: with wrap: end every document with the end token.
         frame: with wrap: begin and end every row with the begin and end token (published OpenWebText runs).
@@ -63,7 +63,7 @@ def command(
     list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     tokenizer: str = "bpe:8192",
     split: str = "all",
-    rows: Annotated[Rows, tyro.conf.arg(name="")] = Rows(),  # noqa: B008
+    rows: Annotated[RowOptions, tyro.conf.arg(name="")] = RowOptions(),  # noqa: B008
     folder: Path | None = None,
     field: str | None = None,
     documents: Literal["whole", "lines", "paragraphs", "articles"] | None = None,

@@ -12,7 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from adlm.train.metrics import Report, Validated  # torch: `adlm prepare` does without
+    from adlm.train.metrics import StepMetrics, ValidationMetrics  # torch: `adlm prepare` does without
 
 
 @cache
@@ -63,7 +63,7 @@ class Bar:
 
 
 class TrainingBar:
-    """Shows a training run: loss and bound smoothed over about 20 steps, tokens a second, memory, the time left.
+    """Shows a training run: loss and bound smoothed over about 20 steps, tokens per second, memory, the time left.
 
     When output is piped, a plain line now and then: at each tenth of the run and each minute, later each ten minutes.
     """
@@ -73,7 +73,7 @@ class TrainingBar:
         self.loss, self.bound = _Smooth(), _Smooth()
         self.tenth, self.printed = -1, 0.0
 
-    def __call__(self, report: "Report") -> None:
+    def __call__(self, report: "StepMetrics") -> None:
         loss, bound = self.loss(report.loss), self.bound(report.bound)
         parts = [
             f"step {report.step:,}/{self.steps:,}",
@@ -88,21 +88,21 @@ class TrainingBar:
         if self.view.progress.disable and self._is_due(report):
             self.view.print(f"{self.view.label:<10} {note}  {'' if left is None else f'{_clock(left)} left'}".rstrip())
 
-    def validated(self, validated: "Validated") -> None:
+    def validated(self, validated: "ValidationMetrics") -> None:
         """A line that stays."""
         nats, best = validated.nats, " (best)" if validated.best else ""
         error = f" ± {nats.error:.3f}" if math.isfinite(nats.error) else ""
-        self.view.print(f"validation at step {validated.step:,}: {nats.mean:.3f}{error} nats a token{best}")
+        self.view.print(f"validation at step {validated.step:,}: {nats.mean:.3f}{error} nats per token{best}")
         for text in validated.samples:
             self.view.print(f"  {' '.join(text.split())}")
 
-    def _left(self, report: "Report") -> float | None:
+    def _left(self, report: "StepMetrics") -> float | None:
         """Seconds, at the speed of recent steps: what was done before a resumption is not in it."""
         if not (report.speed > 0 and report.step):
             return None
         return (self.steps - report.step) * report.tokens / report.step / report.speed
 
-    def _is_due(self, report: "Report") -> bool:
+    def _is_due(self, report: "StepMetrics") -> bool:
         tenth, pause = 10 * report.step // self.steps, min(600.0, max(60.0, report.seconds / 20))
         if tenth == self.tenth and report.seconds - self.printed < pause:
             return False

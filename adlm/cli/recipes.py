@@ -9,19 +9,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from adlm.cli.progress import console
-from adlm.configs import to_json, with_changes
+from adlm.config import to_json, with_changes
+from adlm.distributed import device_for
 from adlm.errors import ConfigError, UnknownName
-from adlm.models.costs import Work, count_parameters, forward_work, shape_of, training_work
+from adlm.models.costs import ForwardWork, count_parameters, forward_work, shape_of, training_work
 from adlm.models.language_model import NetworkConfig, Vocabulary
 from adlm.models.sizes import KINDS, SIZES, published
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo
 from adlm.objectives.objective import Objective
+from adlm.recipes.matched import mismatch
 from adlm.recipes.named import FAMILIES, matched, recipe, recipes
-from adlm.recipes.twins import mismatch
-from adlm.train.plan import EFFICIENCY, Plan, memory, plan, summary
+from adlm.train.plan import EFFICIENCY, RunPlan, memory, plan, summary
 from adlm.train.run import Run
-from adlm.world import device_for
 
 _GPT2, _LENGTH, _ROWS = 50_258, 1024, 512
 
@@ -43,7 +43,7 @@ def command(
         name: a run, as in openwebtext-adlm or wikitext2-mdlm-micro; or a network, as in adlm-small: ar, mdlm, adlm or
             a2r, and nano, micro, tiny, small or medium.
         vocabulary: for networks: ids of the tokenizer, mask included; GPT-2's by default.
-        length: for networks: tokens a row, 1024 by default.
+        length: for networks: tokens per row, 1024 by default.
         rows: for networks: in a training step, 512 by default.
         set: change a field of what is shown, as in --set train.steps=1000, or --set anchor.width=640 for a network.
     """
@@ -135,7 +135,7 @@ def _show_run(run: Run, match: Run | None) -> None:
     console().print_json(json.dumps(to_json(run)))
 
 
-def plan_rows(run: Run, found: Plan) -> list[tuple[str, str]]:
+def plan_rows(run: Run, found: RunPlan) -> list[tuple[str, str]]:
     """What a run will take, as labels and values for a table."""
     sums, needed = found.summary, found.memory
     lasting = needed.weights + needed.gradients + needed.optimizer + needed.ema
@@ -155,15 +155,15 @@ def plan_rows(run: Run, found: Plan) -> list[tuple[str, str]]:
         ("  activations and logits", _bytes(needed.activations + needed.logits)),
     ]
     if run.train.bf16 and not found.bf16:
-        there = memory(run, sums.vocabulary, rows=found.micro_rows, bf16=True, parts=found.parts)
+        there = memory(run, sums.vocabulary, rows=found.micro_batch_size, bf16=True, parts=found.parts)
         rows.append(("  on a GPU, in bfloat16", _bytes(there.total)))
     estimate = f"{_duration(found.all_seconds)}, {_duration(found.seconds)} a step"
     return [*rows, (f"time at {EFFICIENCY:.0%} of {_short(round(found.speed))}FLOP/s ({found.device})", estimate)]
 
 
-def _parts(found: Plan) -> str:
+def _parts(found: RunPlan) -> str:
     many = "" if found.micro_batches == 1 else "es"
-    return f"{found.micro_batches} micro-batch{many} of {found.micro_rows} rows"
+    return f"{found.micro_batches} micro-batch{many} of {found.micro_batch_size} rows"
 
 
 def _show_network(name: str, network: NetworkConfig, words: Vocabulary, length: int, rows: int) -> None:
@@ -189,7 +189,7 @@ def _show_network(name: str, network: NetworkConfig, words: Vocabulary, length: 
     console().print_json(json.dumps(to_json(network)))
 
 
-def _dense(network: NetworkConfig, work: Work, words: Vocabulary) -> Work:
+def _dense(network: NetworkConfig, work: ForwardWork, words: Vocabulary) -> ForwardWork:
     """The work where a second stage reads logits of every position, as it is published."""
     if not isinstance(network, TwoStageConfig):
         return work

@@ -14,14 +14,14 @@ from rich.text import Text
 
 from adlm.cli.live import LiveView, count_written, harmless
 from adlm.cli.progress import console
-from adlm.configs import to_json
+from adlm.config import to_json
+from adlm.distributed import device_for
 from adlm.errors import ConfigError
 from adlm.evaluate.generation import read_texts
-from adlm.samplers.board import StepView
 from adlm.samplers.named import canonical
 from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel, load
-from adlm.world import device_for
 
 Precision = Literal["float32", "bfloat16", "int8"]
 _BETWEEN = "-" * 40
@@ -151,10 +151,10 @@ class Meter:
     passes: rows that went through the network: a row does in the steps that write in it.
     """
 
-    def __init__(self, causal: bool, then: Callable[[StepView], None] | None = None) -> None:
+    def __init__(self, causal: bool, then: Callable[[StepEvent], None] | None = None) -> None:
         self.causal, self.then, self.tokens, self.passes, self.seconds = causal, then, 0, 0, 0.0
 
-    def __call__(self, view: StepView) -> None:
+    def __call__(self, view: StepEvent) -> None:
         self.tokens += count_written(view, self.causal)
         self.passes += int(view.fresh.any(-1).sum())
         if self.then is not None:

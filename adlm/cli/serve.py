@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from adlm.errors import optional_module
-from adlm.serve.limits import Limits
+from adlm.serve.limits import ServerLimits
 
 
 def command(
@@ -21,7 +21,7 @@ def command(
     workers: int = 1,
     device: str = "auto",
     studio: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    limits: Limits = Limits(),  # noqa: B008 # a frozen value
+    limits: ServerLimits = ServerLimits(),  # noqa: B008 # a frozen value
 ) -> None:
     """Serve models over HTTP: /v1/completions as OpenAI's clients ask, /v1/generate, /v1/infill, /v1/score.
 
@@ -35,7 +35,7 @@ def command(
         key: what requests must bring as `Authorization: Bearer KEY`; better given as ADLM_KEY, which no list of
             processes shows.
         workers: processes behind the port, each with the models; with several GPUs each has its own, on a CPU its
-            share of the cores.
+            fraction of the cores.
         device: auto, cpu, cuda or mps.
         studio: with the page of `adlm studio`.
         limits: of each request, and of how many there may be.

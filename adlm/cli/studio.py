@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from adlm.errors import optional_module
-from adlm.serve.limits import Limits
+from adlm.serve.limits import ServerLimits
 
 
 def command(
@@ -19,7 +19,7 @@ def command(
     port: int = 8000,
     no_browser: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     device: str = "auto",
-    limits: Limits = Limits(),  # noqa: B008 # a frozen value
+    limits: ServerLimits = ServerLimits(),  # noqa: B008 # a frozen value
 ) -> None:
     """Open a page to write with a model, to watch how it writes, and to take a hand in it. For this machine alone.
 

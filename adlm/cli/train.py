@@ -12,19 +12,19 @@ from rich.table import Table
 
 from adlm.cli.progress import TrainingBar, bar, console
 from adlm.cli.recipes import plan_rows
-from adlm.configs import to_json, with_changes
+from adlm.config import to_json, with_changes
 from adlm.data.tokenizer import Tokenizer
+from adlm.distributed import device_for
 from adlm.errors import ConfigError
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import LanguageModel
 from adlm.recipes.named import recipe
 from adlm.text_model import TextModel
+from adlm.train.fit import fit
 from adlm.train.folder import read_run
 from adlm.train.plan import plan
 from adlm.train.run import Run
 from adlm.train.trackers import tracker
-from adlm.train.trainer import fit
-from adlm.world import device_for
 
 
 def command(
@@ -91,7 +91,7 @@ def command(
             say=view.print if view is not None else print,
         )
         if view is not None:
-            bound = "" if fitted.nats is None else f", {fitted.nats.mean:.4f} ± {fitted.nats.error:.4f} nats a token"
+            bound = "" if fitted.nats is None else f", {fitted.nats.mean:.4f} ± {fitted.nats.error:.4f} nats per token"
             view.note = f"{fitted.steps:,} steps{bound}"
     if first:
         console().print(f'The model is in {folder}/: adlm.load("{folder.as_posix()}")', highlight=False)

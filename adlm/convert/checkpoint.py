@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from adlm.convert.names import Name, shown
-from adlm.convert.pickle_data import LARGEST, Refused, read_pickle
+from adlm.convert.pickle_data import LARGEST, RefusedPickle, read_pickle
 from adlm.errors import ModelError
 
 DTYPES = {
@@ -49,31 +49,31 @@ class Archive:
         self.path, self.file = path, file
         pickles = [entry.filename for entry in file.infolist() if entry.filename.endswith(_PICKLE)]
         if len(pickles) != 1:
-            raise Refused(f"{len(pickles)} entries data.pkl instead of one")
+            raise RefusedPickle(f"{len(pickles)} entries data.pkl instead of one")
         folder = pickles[0].removesuffix("data.pkl")
         self.entries: dict[str, zipfile.ZipInfo] = {}
         for entry in file.infolist():
             name = entry.filename
             if not name.startswith(folder) or "\\" in name or {"", ".", ".."} & set(name.split("/")):
-                raise Refused(f"an entry named {shown(name)}, outside the checkpoint's folder {shown(folder)}")
+                raise RefusedPickle(f"an entry named {shown(name)}, outside the checkpoint's folder {shown(folder)}")
             if name.removeprefix(folder) in self.entries:
-                raise Refused(f"two entries named {shown(name)}")
+                raise RefusedPickle(f"two entries named {shown(name)}")
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-                raise Refused(f"the entry {shown(name)} is compressed, which PyTorch never does")
+                raise RefusedPickle(f"the entry {shown(name)} is compressed, which PyTorch never does")
             self.entries[name.removeprefix(folder)] = entry
         if sum(entry.file_size for entry in file.infolist()) > path.stat().st_size:
-            raise Refused("entries that are larger together than the file")
+            raise RefusedPickle("entries that are larger together than the file")
         if self.read("byteorder", b"little", limit=16) != b"little":
-            raise Refused("numbers in big-endian order")
+            raise RefusedPickle("numbers in big-endian order")
 
     def read(self, name: str, default: bytes | None = None, *, limit: int) -> bytes:
         entry = self.entries.get(name)
         if entry is None:
             if default is None:
-                raise Refused(f"no entry {shown(name)}")
+                raise RefusedPickle(f"no entry {shown(name)}")
             return default
         if entry.file_size > limit:
-            raise Refused(f"{entry.file_size:,} bytes in {shown(name)} where at most {limit:,} belong")
+            raise RefusedPickle(f"{entry.file_size:,} bytes in {shown(name)} where at most {limit:,} belong")
         return self.file.read(entry)  # checks the CRC
 
 
@@ -109,10 +109,10 @@ class StoredTensor:
             size = storage.elements * self.dtype.itemsize
             data = storage.archive.read(f"data/{storage.key}", limit=size)
             if len(data) != size:
-                raise Refused(f"{len(data):,} bytes in data/{storage.key} instead of {size:,}")
+                raise RefusedPickle(f"{len(data):,} bytes in data/{storage.key} instead of {size:,}")
             flat = torch.frombuffer(bytearray(data), dtype=self.dtype)
             if sys.byteorder != "little":  # pragma: no cover
-                raise Refused("little-endian numbers, on a big-endian machine")
+                raise RefusedPickle("little-endian numbers, on a big-endian machine")
             return flat.as_strided(self.shape, self.stride, self.offset).clone(memory_format=torch.contiguous_format)
 
 
@@ -148,7 +148,7 @@ def _answered(path: Path) -> Iterator[None]:
         yield
     except ModelError:
         raise
-    except Refused as error:
+    except RefusedPickle as error:
         raise ModelError(f"asked to read {path}", str(error), "get the file again, from who made it") from error
     except Exception as error:  # zipfile has many errors of its own and lets others through
         raise ModelError(
@@ -182,21 +182,21 @@ def _count(value: Any) -> bool:
 def _storage(archive: Archive, identifier: Any) -> Storage:
     """("storage", torch.FloatStorage, key, device, elements), and nothing else."""
     if not isinstance(identifier, tuple) or len(identifier) != 5 or identifier[0] != "storage":
-        raise Refused("a persistent id that is not a storage; nothing was run")
+        raise RefusedPickle("a persistent id that is not a storage; nothing was run")
     _, kind, key, device, elements = identifier
     if not isinstance(kind, Name) or kind not in DTYPES:
-        raise Refused(f"a storage of type {kind if isinstance(kind, Name) else type(kind).__name__}")
+        raise RefusedPickle(f"a storage of type {kind if isinstance(kind, Name) else type(kind).__name__}")
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise Refused(f"a storage named {shown(str(key)) if isinstance(key, str) else type(key).__name__}")
+        raise RefusedPickle(f"a storage named {shown(str(key)) if isinstance(key, str) else type(key).__name__}")
     if not isinstance(device, str) or not _count(elements):
-        raise Refused(f"the storage {key} without a device or size")
+        raise RefusedPickle(f"the storage {key} without a device or size")
     return Storage(archive, key, DTYPES[kind], elements)
 
 
 def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
     """storage, offset, shape, stride, requires_grad, hooks[, metadata], which must describe a part of the storage."""
     if len(arguments) not in (6, 7):
-        raise Refused(f"a tensor made of {len(arguments)} values")
+        raise RefusedPickle(f"a tensor made of {len(arguments)} values")
     storage, offset, shape, stride = arguments[:4]
     if not (
         isinstance(storage, Storage)
@@ -207,16 +207,18 @@ def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
         and all(map(_count, shape))
         and all(map(_count, stride))
     ):
-        raise Refused("a tensor without a storage, shape or stride")
+        raise RefusedPickle("a tensor without a storage, shape or stride")
     count = math.prod(shape)
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     # The first condition also refuses expanded tensors, which are larger than what is stored.
     if count > storage.elements or (count and last >= storage.elements):
-        raise Refused(f"a tensor of shape {list(shape)} that goes beyond its storage of {storage.elements} numbers")
+        raise RefusedPickle(
+            f"a tensor of shape {list(shape)} that goes beyond its storage of {storage.elements} numbers"
+        )
     return StoredTensor(storage, offset, shape, stride)
 
 
 def _parameter(arguments: tuple[Any, ...]) -> StoredTensor:
     if not arguments or not isinstance(arguments[0], StoredTensor):
-        raise Refused("a parameter that is not a tensor")
+        raise RefusedPickle("a parameter that is not a tensor")
     return arguments[0]

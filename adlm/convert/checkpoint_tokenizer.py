@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from adlm.convert.description import lookup
 from adlm.convert.names import Name, shown
-from adlm.convert.pickle_data import Record
+from adlm.convert.pickle_data import PickledObject
 from adlm.data.tokenizer import MASK, Roles, Tokenizer, load_tokenizer, with_roles
 from adlm.errors import ModelError
 
@@ -34,9 +34,9 @@ class Carried(NamedTuple):
 def carried(hyper_parameters: Any) -> Carried | None:
     """The fast tokenizer in a checkpoint, as data; None where there is none, or a slow one without JSON."""
     record = hyper_parameters.get("tokenizer") if isinstance(hyper_parameters, dict) else None
-    state = record.state if isinstance(record, Record) else None
+    state = record.state if isinstance(record, PickledObject) else None
     backend = state.get("_tokenizer") if isinstance(state, dict) else None
-    if not isinstance(backend, Record) or backend.name != Name("tokenizers", "Tokenizer"):
+    if not isinstance(backend, PickledObject) or backend.name != Name("tokenizers", "Tokenizer"):
         return None
     text = backend.state
     if isinstance(text, bytes | bytearray):
@@ -47,8 +47,8 @@ def carried(hyper_parameters: Any) -> Carried | None:
     special: dict[str, str] = {}
     for role in ("bos", "eos", "pad", "mask", "cls", "sep"):
         # Where transformers keeps it depends on its version.
-        places = (("_special_tokens_map", f"{role}_token"), (f"_{role}_token",), ("init_kwargs", f"{role}_token"))
-        found = (_content(lookup(state, *place)) for place in places)
+        positions = (("_special_tokens_map", f"{role}_token"), (f"_{role}_token",), ("init_kwargs", f"{role}_token"))
+        found = (_content(lookup(state, *position)) for position in positions)
         name = next((value for value in found if value), None)
         if name:
             special[role] = name

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from adlm.configs import from_json
+from adlm.config import from_json
 from adlm.convert.checkpoint import StoredTensor, opened
 from adlm.convert.checkpoint_tokenizer import Carried, carried
 from adlm.convert.description import SEDD, Description, described, lookup

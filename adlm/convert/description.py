@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adlm.convert.names import shown
-from adlm.convert.pickle_data import Record
+from adlm.convert.pickle_data import PickledObject
 from adlm.errors import ModelError
 
 _DEPTH = 8  # of containers in containers at one place; a file may nest them without end
@@ -13,7 +13,7 @@ _DEPTH = 8  # of containers in containers at one place; a file may nest them wit
 def plain(node: Any) -> Any:
     """The dictionary in an OmegaConf container, the value in an OmegaConf node, or what was given."""
     for _ in range(_DEPTH):
-        if not isinstance(node, Record):
+        if not isinstance(node, PickledObject):
             return node
         state = node.state if isinstance(node.state, dict) else {}
         if "_content" in state:

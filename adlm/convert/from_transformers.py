@@ -1,6 +1,6 @@
 """A causal model of the library transformers, GPT-2 above all, into a model folder of this package.
 
-The network stays that library's (`TransformersCausalConfig`): learned places and biases have no counterpart in the
+The network stays that library's (`TransformersCausalConfig`): learned positions and biases have no counterpart in the
 stacks here. The vocabulary gains a mask, which no text contains and nothing predicts. Rows begin with it, and its
 embedding is the begin token's, so every row is read as the original reads it after its begin token.
 """
@@ -36,10 +36,10 @@ def from_transformers(folder: Path, options: Options = Options()) -> Converted: 
     settings, shapes = settings_of(folder, asked), _shapes(folder, asked)
     tokenizer = load_tokenizer(options.tokenizer or folder)
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id)
-    places = natural(settings, "n_positions") or natural(settings, "max_position_embeddings") or LONGEST
-    length = options.length or min(places, LONGEST)
-    if length > places:
-        raise ModelError(asked, f"rows of {length:,} tokens for a model of {places:,}", "give a smaller --length")
+    positions = natural(settings, "n_positions") or natural(settings, "max_position_embeddings") or LONGEST
+    length = options.length or min(positions, LONGEST)
+    if length > positions:
+        raise ModelError(asked, f"rows of {length:,} tokens for a model of {positions:,}", "give a smaller --length")
     try:
         config = ModelConfig(TransformersCausalConfig(architecture_of(folder)), vocabulary, Wrapped(length))
         model = config.build()
@@ -54,7 +54,7 @@ def from_transformers(folder: Path, options: Options = Options()) -> Converted: 
     report = [
         f"AR: a {settings['model_type']} of transformers, vocabulary {vocabulary.size:,}, the mask "
         f"{tokenizer.mask_id}, {parameters:,} parameters",
-        f"{config.rows}",
+        f"{config.packing}",
         "the mask's embedding is the begin token's: that is what comes before a row here",
     ]
     if unused:

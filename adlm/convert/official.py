@@ -40,7 +40,7 @@ FORMER = "replica."  # what `denoiser.` was called
 
 
 @dataclass(frozen=True)
-class Part:
+class StageNames:
     """An official network: what its stack and its head are called here, and what comes before the stack."""
 
     stack: str
@@ -48,10 +48,10 @@ class Part:
     before: Mapping[str, str]
 
 
-ONE_STAGE = {"backbone": Part("stack", "head", MappingProxyType(_EMBEDDING))}
+ONE_STAGE = {"backbone": StageNames("stack", "head", MappingProxyType(_EMBEDDING))}
 TWO_STAGE = {
-    "backbone": Part("anchor", "anchor_head", MappingProxyType(_EMBEDDING)),
-    "denoiser": Part("denoiser", "head", MappingProxyType(_HAND_OVER)),
+    "backbone": StageNames("anchor", "anchor_head", MappingProxyType(_EMBEDDING)),
+    "denoiser": StageNames("denoiser", "head", MappingProxyType(_HAND_OVER)),
 }
 
 

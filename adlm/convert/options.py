@@ -13,7 +13,7 @@ class Options:
     Args:
         weights: the moving average (ema, where there is one) or the last step's (raw).
         heads: attention heads, where neither configuration nor buffers tell.
-        length: tokens a row.
+        length: tokens per row.
         rows: wrap: packed rows, of OpenWebText with a begin and an end token; crop: one document a row (LM1B).
         timed: the network follows the time.
         tokenizer: a name or folder, where the file carries none.

@@ -1,9 +1,9 @@
 """Read a pickle as data: a small machine for its opcodes that has no way to import or to call anything.
 
 A pickle is a program for a stack machine. Python's own machine imports what the program names and calls it, which is
-how a checkpoint can run a command. This one never does: a name becomes a `Name`, an object a `Record` of what it would
-have been made from. The few things that are rebuilt (dictionaries, bytes, tensors) are rebuilt by functions that the
-caller of `read_pickle` passes in and that look only at plain values.
+how a checkpoint can run a command. This one never does: a name becomes a `Name`, an object a `PickledObject` of what
+it would have been made from. The few things that are rebuilt (dictionaries, bytes, tensors) are rebuilt by functions
+that the caller of `read_pickle` passes in and that look only at plain values.
 """
 
 import pickletools
@@ -19,7 +19,7 @@ LARGEST = 64 * 2**20
 Maker = Callable[[tuple[Any, ...]], Any]
 
 
-class Record:
+class PickledObject:
     """An object that was not made: its class or function, the arguments, and what was to be put into it."""
 
     __slots__ = ("arguments", "elements", "items", "name", "state")
@@ -31,12 +31,12 @@ class Record:
         self.elements: list[Any] = []
 
 
-class Refused(Exception):
+class RefusedPickle(Exception):
     """What is wrong with a pickle, in words; `read_pickle` makes a `ModelError` of it."""
 
 
 def read_pickle(data: bytes, *, where: str, makers: Mapping[Name, Maker], persistent: Callable[[Any], Any]) -> Any:
-    """The value a pickle describes, every unknown object in it a `Record`.
+    """The value a pickle describes, every unknown object in it a `PickledObject`.
 
     Args:
         where: what to call the file in messages.
@@ -48,7 +48,7 @@ def read_pickle(data: bytes, *, where: str, makers: Mapping[Name, Maker], persis
     machine = _Machine(makers, persistent)
     try:
         return machine.run(data)
-    except Refused as error:
+    except RefusedPickle as error:
         _refuse(where, str(error))
     except ModelError:
         raise
@@ -78,7 +78,7 @@ def _key(value: Any) -> Any:
         return value
     if isinstance(value, tuple) and all(isinstance(item, _SCALARS) for item in value):
         return value
-    raise Refused(f"a {type(value).__name__} as the key of a dictionary")
+    raise RefusedPickle(f"a {type(value).__name__} as the key of a dictionary")
 
 
 def _dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
@@ -95,14 +95,14 @@ def _bytes(arguments: tuple[Any, ...]) -> bytes:
     """_codecs.encode(text, "latin1"): protocol 2 has no opcode for bytes."""
     text, encoding = arguments
     if not isinstance(text, str) or encoding != "latin1":
-        raise Refused("_codecs.encode of something else than bytes written as latin1")
+        raise RefusedPickle("_codecs.encode of something else than bytes written as latin1")
     return text.encode("latin1")
 
 
 def _list(arguments: tuple[Any, ...]) -> list[Any]:
     (given,) = arguments or ((),)
     if not isinstance(given, list | tuple):
-        raise Refused(f"a set or list made of a {type(given).__name__}")
+        raise RefusedPickle(f"a set or list made of a {type(given).__name__}")
     return list(given)
 
 
@@ -135,11 +135,11 @@ class _Machine:
             step = _STEPS.get(opcode.name)
             if step is None:
                 at = f" of {shown(argument)}" if isinstance(argument, str) else ""
-                raise Refused(f"the pickle instruction {opcode.name}{at}, which no checkpoint needs")
+                raise RefusedPickle(f"the pickle instruction {opcode.name}{at}, which no checkpoint needs")
             step(self, argument)
             end = (position or 0) + 1
         if end != len(data) or len(self.stack) != 1 or self.below:
-            raise Refused("a pickle that does not end where it should")
+            raise RefusedPickle("a pickle that does not end where it should")
         return self.stack[0]
 
     def marked(self) -> list[Any]:
@@ -153,23 +153,25 @@ class _Machine:
 
     def named(self, module: Any, name: Any) -> Name:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise Refused("a class whose name is not text")
+            raise RefusedPickle("a class whose name is not text")
         found = Name(module, name)
         if not admitted(found):
-            raise Refused(f"the name {found}, which does not belong in a checkpoint; nothing was run")
+            raise RefusedPickle(f"the name {found}, which does not belong in a checkpoint; nothing was run")
         return found
 
     def call(self, function: Any, arguments: Any) -> Any:
         """What a call would have made: a value by one of our makers, or the record of the call."""
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
-            raise Refused(f"a call of a {type(function).__name__} with a {type(arguments).__name__}; nothing was run")
+            raise RefusedPickle(
+                f"a call of a {type(function).__name__} with a {type(arguments).__name__}; nothing was run"
+            )
         maker = self.makers.get(function)
-        return Record(function, arguments) if maker is None else maker(arguments)
+        return PickledObject(function, arguments) if maker is None else maker(arguments)
 
     def global_(self, argument: Any) -> None:
         module, separator, name = str(argument).partition(" ")
         if not separator or " " in name:
-            raise Refused(f"the name {shown(str(argument))}; nothing was run")
+            raise RefusedPickle(f"the name {shown(str(argument))}; nothing was run")
         self.stack.append(self.named(module, name))
 
     def stack_global(self, _: Any) -> None:
@@ -179,7 +181,7 @@ class _Machine:
     def inst(self, argument: Any) -> None:
         """A call by name in one instruction, written by Python 2 only: the name is told, then it is refused."""
         self.global_(argument)
-        raise Refused(f"the pickle instruction INST of {shown(str(argument))}, which no checkpoint needs")
+        raise RefusedPickle(f"the pickle instruction INST of {shown(str(argument))}, which no checkpoint needs")
 
     def reduce(self, _: Any) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
@@ -191,25 +193,25 @@ class _Machine:
 
     def build(self, _: Any) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, Record):
+        if isinstance(target, PickledObject):
             target.state = state
         elif not isinstance(target, dict):  # a state_dict carries module versions beside its items; they are left out
-            raise Refused(f"a state for a {type(target).__name__}; nothing was run")
+            raise RefusedPickle(f"a state for a {type(target).__name__}; nothing was run")
 
     def append(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if isinstance(target, Record):
+        if isinstance(target, PickledObject):
             target.elements.extend(items)
         elif isinstance(target, list):
             target.extend(items)
         else:
-            raise Refused(f"elements for a {type(target).__name__}")
+            raise RefusedPickle(f"elements for a {type(target).__name__}")
 
     def set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        target = target.items if isinstance(target, Record) else target
+        target = target.items if isinstance(target, PickledObject) else target
         if not isinstance(target, dict):
-            raise Refused(f"items for a {type(target).__name__}")
+            raise RefusedPickle(f"items for a {type(target).__name__}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[_key(key)] = value
 
@@ -233,7 +235,7 @@ class _Machine:
 
     def tuple_of(self, count: int) -> None:
         if len(self.stack) < count:
-            raise Refused("a tuple of more than there is")
+            raise RefusedPickle("a tuple of more than there is")
         cut = len(self.stack) - count
         self.stack[cut:] = [tuple(self.stack[cut:])]
 

@@ -84,7 +84,7 @@ def _program(network: LanguageModel, config: ModelConfig) -> ExportedProgram:
     example = [torch.zeros(2, min(8, most or 8), dtype=torch.long)]
     if network.timed:
         example.append(torch.full((2,), 0.5))
-    with network.frozen():
+    with network.inference_weights():
         forward(*example)  # what is derived has to be there as numbers before it is traced
         shapes = _shapes(network, most)
         program = torch.export.export(forward, tuple(example), dynamic_shapes=shapes, strict=False)
@@ -161,7 +161,7 @@ def _outputs(network: LanguageModel) -> list[str]:
 
 def _description(model: TextModel, program: str) -> dict[str, Any]:
     """What a sampler has to know: ids, how rows of training looked, what the program takes and gives."""
-    network, rows, roles = model.network, model.config.rows, model.tokenizer.roles
+    network, rows, roles = model.network, model.config.packing, model.tokenizer.roles
     before, after = rows.frame(roles)
     return {
         "program": program,

@@ -5,7 +5,7 @@ import json
 import torch
 from torch import Tensor
 
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.convert.contents import METADATA
 from adlm.convert.from_official import depths
 from adlm.convert.official import BUFFER, key_map

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adlm.data.packing import Packing, Padded
 from adlm.data.synthetic import Synthetic
-from adlm.data.table import DataConfig, Prepared, Table, Watch
+from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
 
@@ -31,17 +31,17 @@ Ids = NDArray[np.int64]
 
 
 def spread(count: int, length: int) -> tuple[int, ...]:
-    """So many places in a row, evenly apart, with as much room before the first as after the last."""
+    """So many positions in a row, evenly apart, with as much room before the first as after the last."""
     return tuple((2 * i + 1) * length // (2 * count) for i in range(count))
 
 
 def at_the_front(count: int, length: int) -> tuple[int, ...]:
-    """The first places: read from the left, a token comes after all that it depends on."""
+    """The first positions: read from the left, a token comes after all that it depends on."""
     return tuple(range(count))
 
 
 def at_the_back(count: int, length: int) -> tuple[int, ...]:
-    """The last places: read from the left, a token comes before all that it depends on."""
+    """The last positions: read from the left, a token comes before all that it depends on."""
     return tuple(range(length - count, length))
 
 
@@ -54,8 +54,8 @@ class AnchoredProcess(DataConfig):
 
     Args:
         values: that a token can have.
-        length: tokens a row.
-        anchors: their places in a row.
+        length: tokens per row.
+        anchors: their positions in a row.
         concentration: of the Dirichlet distribution that the tables' rows come from; small ones are nearly certain
             of a token, large ones of none.
         zipf: the k-th value of an anchor has a chance proportional to k ** -zipf; 0 is uniform.
@@ -82,20 +82,22 @@ class AnchoredProcess(DataConfig):
         for name, small in least.items():
             if (value := getattr(self, name)) < small:
                 raise ConfigError(f"{asked} {name}={value}", f"less than {small}", f"give {small} or more")
-        places = sorted(set(self.anchors))
-        if not places or len(places) != len(self.anchors) or places[0] < 0 or places[-1] >= self.length:
-            found = f"rows have the places 0 to {self.length - 1}"
+        positions = sorted(set(self.anchors))
+        if not positions or len(positions) != len(self.anchors) or positions[0] < 0 or positions[-1] >= self.length:
+            found = f"rows have the positions 0 to {self.length - 1}"
             raise ConfigError(f"{asked} anchors={self.anchors}", found, "name one or more of them, each once")
-        if (size := self.length * self.values ** (len(places) + 1)) > _MOST:
+        if (size := self.length * self.values ** (len(positions) + 1)) > _MOST:
             fix = "ask for fewer anchors, or fewer values"
-            raise ConfigError(f"{asked} {len(places)} anchors", f"tables of {size:,} numbers", fix)
+            raise ConfigError(f"{asked} {len(positions)} anchors", f"tables of {size:,} numbers", fix)
 
     @property
     def vocabulary(self) -> int:
         """Ids of the tokenizer: the values and the end, unknown and mask tokens."""
         return self.values + FIRST + 1
 
-    def prepare(self, *, cache: Path | None = None, verify: bool = True, watch: Watch | None = None) -> Prepared:
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
         tokenizer: Tokenizer = Synthetic(self.vocabulary, self.length).tokenizer()
         return Prepared(self.rows("train"), self.rows("valid"), tokenizer, self._packing())
 
@@ -108,11 +110,11 @@ class AnchoredProcess(DataConfig):
         return _law(self.values, self.length, self.anchors, self.concentration, self.zipf, self.law)
 
     def _packing(self) -> Packing:
-        return Padded(self.length, begin=False, end=False, crop=True)  # a row is one text, and its places count
+        return Padded(self.length, begin=False, end=False, crop=True)  # a row is one text, and its positions count
 
 
 class Law(NamedTuple):
-    """p(x) = sum over contexts c of chances[c] * product over places l of table[l, c, x_l].
+    """p(x) = sum over contexts c of chances[c] * product over positions l of table[l, c, x_l].
 
     A context is a choice of values for all anchors, the first the most significant digit; at an anchor's own place
     the table says its digit for certain.
@@ -122,26 +124,26 @@ class Law(NamedTuple):
         table: [L, C, values].
     """
 
-    chances: Array
+    probabilities: Array
     table: Array
 
     @property
     def entropy(self) -> float:
         """Nats a row: that of the anchors, and of every other token given them."""
-        return float(_entropies(self.chances) + self.chances @ _entropies(self.table).sum(0))
+        return float(_entropies(self.probabilities) + self.probabilities @ _entropies(self.table).sum(0))
 
     @property
     def apart(self) -> float:
         """Nats a row that a model pays which knows each place's frequencies and no dependence: sum of H(x_l)."""
-        return float(_entropies(np.einsum("c,lcv->lv", self.chances, self.table)).sum())
+        return float(_entropies(np.einsum("c,lcv->lv", self.probabilities, self.table)).sum())
 
     def nats(self, values: Ids) -> Array:
         """[N]: -log p of rows of values [N, L], from 0."""
-        each = np.ones((len(values), len(self.chances)))
+        each = np.ones((len(values), len(self.probabilities)))
         for place, table in enumerate(self.table):
             each *= table[:, values[:, place]].T
         with np.errstate(divide="ignore"):
-            return -np.log(each @ self.chances)
+            return -np.log(each @ self.probabilities)
 
 
 @lru_cache(maxsize=8)
@@ -159,10 +161,10 @@ def _law(values: int, length: int, anchors: tuple[int, ...], concentration: floa
     return Law(alone[digits].prod(0), table)
 
 
-def _entropies(chances: Array) -> Array:
+def _entropies(probabilities: Array) -> Array:
     """Nats of the distributions along the last axis."""
-    logs = np.log(chances, out=np.zeros_like(chances), where=chances > 0)
-    return -(chances * logs).sum(-1)
+    logs = np.log(probabilities, out=np.zeros_like(probabilities), where=probabilities > 0)
+    return -(probabilities * logs).sum(-1)
 
 
 class AnchoredRows(Table):
@@ -171,7 +173,7 @@ class AnchoredRows(Table):
     def __init__(self, config: AnchoredProcess, split: str) -> None:
         self.config, self.split = config, split
         law = config.exact()
-        self._contexts, self._values = law.chances.cumsum(), law.table.cumsum(-1)
+        self._contexts, self._values = law.probabilities.cumsum(), law.table.cumsum(-1)
 
     @property
     def name(self) -> str:

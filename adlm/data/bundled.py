@@ -37,8 +37,8 @@ def _spread(items: Sequence[_Item], split: str) -> Iterator[_Item]:
     """Every twentieth item is valid, another twentieth test, the rest train."""
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
-    held = {place: name for name, place in _HELD_OUT.items()}
-    return (item for place, item in enumerate(items) if held.get(place % _EVERY, "train") == split)
+    held = {position: name for name, position in _HELD_OUT.items()}
+    return (item for position, item in enumerate(items) if held.get(position % _EVERY, "train") == split)
 
 
 @dataclass(frozen=True)

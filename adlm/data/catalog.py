@@ -69,7 +69,7 @@ class Bundled(Entry):
 
 
 @dataclass(frozen=True)
-class Published(Entry):
+class PublishedEntry(Entry):
     """A corpus of the Hub, and the layouts in which its files lie about; a path of a layout is a glob in the folder."""
 
     hub: HubDataset
@@ -148,11 +148,11 @@ def _stories() -> Source:
     return Stories()
 
 
-def _papers(name: str, summary: str) -> Published:
+def _papers(name: str, summary: str) -> PublishedEntry:
     # Articles are lists of sentences in the files, joined by line breaks in the published evaluations.
     texts, globs = ("article", "article_text", "text", "abstract"), ("*.jsonl*", "*.json", "*.parquet")
     archive = {split: f"**/{word}.txt" for split, word in (("train", "train"), ("valid", "val"), ("test", "test"))}
-    return Published(
+    return PublishedEntry(
         name,
         summary,
         "not stated by the collection; each paper has its own",
@@ -168,8 +168,8 @@ def _papers(name: str, summary: str) -> Published:
     )
 
 
-def _wikitext(name: str, summary: str, config: str) -> Published:
-    return Published(
+def _wikitext(name: str, summary: str, config: str) -> PublishedEntry:
+    return PublishedEntry(
         name,
         summary,
         "CC-BY-SA-3.0 and GFDL (Wikipedia)",
@@ -197,7 +197,7 @@ _ENTRIES: tuple[Entry, ...] = (
         "generated, by default 100,000; stories:40000 are fewer",
         _stories,
     ),
-    Published(
+    PublishedEntry(
         "lm1b",
         "One Billion Words, shuffled news sentences",
         "not stated; news of WMT 2011, for research",
@@ -218,7 +218,7 @@ _ENTRIES: tuple[Entry, ...] = (
         rule=Lines(),
         detokenizer="lm1b",
     ),
-    Published(
+    PublishedEntry(
         "openwebtext",
         "web pages linked from Reddit, an open copy of GPT-2's training text",
         "CC0-1.0 for the collection; the pages belong to their authors",
@@ -230,7 +230,7 @@ _ENTRIES: tuple[Entry, ...] = (
     ),
     _wikitext("wikitext2", "WikiText-2: 720 good articles of Wikipedia", "wikitext-2-raw-v1"),
     _wikitext("wikitext103", "WikiText-103: 28,595 good articles of Wikipedia", "wikitext-103-raw-v1"),
-    Published(
+    PublishedEntry(
         "ptb",
         "Penn Treebank: Wall Street Journal of 1989, in 10,000 different words",
         "LDC user agreement",
@@ -245,7 +245,7 @@ _ENTRIES: tuple[Entry, ...] = (
         rule=Lines(),
         detokenizer="ptb",
     ),
-    Published(
+    PublishedEntry(
         "lambada",
         "LAMBADA, OpenAI's version: passages whose last word needs the whole of them",
         "CC-BY-4.0 (LAMBADA), MIT (this version)",
@@ -255,7 +255,7 @@ _ENTRIES: tuple[Entry, ...] = (
         (TextFiles("lambada_test.jsonl*"), TextFiles("lambada*.jsonl*"), TextFiles("*.parquet")),
         detokenizer="lambada",
     ),
-    Published(
+    PublishedEntry(
         "ag_news",
         "AG News: titles and first lines of news in four topics",
         "for research and other non-commercial use",
@@ -268,7 +268,7 @@ _ENTRIES: tuple[Entry, ...] = (
     ),
     _papers("pubmed", "scientific_papers: articles of PubMed"),
     _papers("arxiv", "scientific_papers: articles of arXiv"),
-    Published(
+    PublishedEntry(
         "text8",
         "first 10^8 letters and spaces of a cleaned Wikipedia",
         "CC-BY-SA-3.0 and GFDL (Wikipedia)",
@@ -278,7 +278,7 @@ _ENTRIES: tuple[Entry, ...] = (
             TextFiles("*.parquet"),
         ),
     ),
-    Published(
+    PublishedEntry(
         "tinystories",
         "TinyStories: short stories in the words of a small child, written by GPT",
         "CDLA-Sharing-1.0",

@@ -1,6 +1,6 @@
 """Data as a value: what to train on, by name, and how it becomes rows.
 
-A kind is known to `adlm.configs` once its module is imported, so all of them are imported here.
+A kind is known to `adlm.config` once its module is imported, so all of them are imported here.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from adlm.data.prompts import Prompts
 from adlm.data.shards import Shards
 from adlm.data.source import Source
 from adlm.data.synthetic import Synthetic
-from adlm.data.table import DataConfig, Prepared, Watch
+from adlm.data.table import DataConfig, PreparationCallback, Prepared
 from adlm.errors import DataError
 
 __all__ = ["AnchoredProcess", "Corpus", "DataConfig", "Prompts", "Synthetic"]
@@ -31,7 +31,7 @@ class Corpus(DataConfig):
     Args:
         source: as in `adlm prepare`: a name of the catalog, hub:OWNER/NAME[:CONFIG], or a file, folder or glob.
         tokenizer: bpe:SIZE or words (trained on the beginning of `train`), characters, or a file, folder or Hub name.
-        rows: how documents become rows.
+        packing: how documents become rows.
         folder: where the files of a catalog name are; else they come from the Hub.
         train: the split to train on.
         valid: the split to validate on; by default `valid` or, where there is none, `test`, or nothing.
@@ -44,7 +44,7 @@ class Corpus(DataConfig):
 
     source: str
     tokenizer: str = "bpe:8192"
-    rows: Packing = dataclasses.field(default_factory=lambda: Wrapped(128))
+    packing: Packing = dataclasses.field(default_factory=lambda: Wrapped(128))
     folder: str | None = None
     train: str = "train"
     valid: str | None = None
@@ -54,7 +54,9 @@ class Corpus(DataConfig):
     revision: str | None = None
     encoding_errors: str | None = None
 
-    def prepare(self, *, cache: Path | None = None, verify: bool = True, watch: Watch | None = None) -> Prepared:
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
         source = self.open()
         train, valid = self._splits(source)
         tokenizer = tokenizer_for(self.tokenizer, source, train, cache=cache)
@@ -62,10 +64,10 @@ class Corpus(DataConfig):
         def table(split: str) -> Shards:
             workers = os.cpu_count() or 1
             return prepare(
-                source, split, tokenizer, self.rows, cache=cache, workers=workers, verify=verify, watch=watch
+                source, split, tokenizer, self.packing, cache=cache, workers=workers, verify=verify, watch=watch
             )
 
-        return Prepared(table(train), table(valid) if valid else None, tokenizer, self.rows)
+        return Prepared(table(train), table(valid) if valid else None, tokenizer, self.packing)
 
     def open(self) -> Source:
         """The text itself."""

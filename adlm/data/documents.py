@@ -205,7 +205,7 @@ def _portions(text: str) -> Iterator[str]:
     return (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
 
 
-class Size(NamedTuple):
+class CorpusSize(NamedTuple):
     documents: int
     characters: int
 
@@ -214,21 +214,21 @@ class Cut(ABC):
     """How files that come without splits are cut into train, valid and test."""
 
     @abstractmethod
-    def select(self, split: str, pieces: Iterator[Piece], size: Size) -> Iterator[Piece]:
+    def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
         """The pieces of a split, out of all of them."""
 
 
 @dataclass(frozen=True)
-class Shares(Cut):
-    """The last share of the documents is test, the one before it valid; of one or two, shares of characters."""
+class FractionSplit(Cut):
+    """The last fraction of the documents is test, the one before it valid; of one or two, fractions of characters."""
 
-    share: float = 0.05
+    fraction: float = 0.05
 
-    def select(self, split: str, pieces: Iterator[Piece], size: Size) -> Iterator[Piece]:
+    def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
         total, between = (
             (size.documents, _documents) if size.documents >= len(SPLITS) else (size.characters, _characters)
         )
-        held = max(1, round(total * self.share))
+        held = max(1, round(total * self.fraction))
         first, second = total - 2 * held, total - held
         return between(pieces, *{"train": (0, first), "valid": (first, second), "test": (second, total)}[split])
 
@@ -237,32 +237,32 @@ class Shares(Cut):
 class LastDocuments(Cut):
     """OpenWebText's way: the last documents are held out, and serve as both valid and test.
 
-    A small part of such a corpus (fewer than ten times `count`) is cut by `Shares` instead.
+    A small part of such a corpus (fewer than ten times `count`) is cut by `FractionSplit` instead.
     """
 
     count: int = 100_000
 
-    def select(self, split: str, pieces: Iterator[Piece], size: Size) -> Iterator[Piece]:
+    def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
         if size.documents < 10 * self.count:
-            return Shares().select(split, pieces, size)
+            return FractionSplit().select(split, pieces, size)
         held = size.documents - self.count
         return _documents(pieces, 0, held) if split == "train" else _documents(pieces, held, size.documents)
 
 
 @dataclass(frozen=True)
 class FirstCharacters(Cut):
-    """text8's way: 90M characters train, 5M valid, 5M test, to the character. Less text is cut by `Shares`."""
+    """text8's way: 90M characters train, 5M valid, 5M test, to the character. Less text is cut by `FractionSplit`."""
 
     train: int = 90_000_000
     valid: int = 5_000_000
     test: int = 5_000_000
 
-    def select(self, split: str, pieces: Iterator[Piece], size: Size) -> Iterator[Piece]:
+    def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
         ends = list(itertools.accumulate((self.train, self.valid, self.test)))
         if size.characters < ends[-1]:
-            return Shares().select(split, pieces, size)
-        place = SPLITS.index(split)
-        return _characters(pieces, ends[place - 1] if place else 0, ends[place], anywhere=True)
+            return FractionSplit().select(split, pieces, size)
+        position = SPLITS.index(split)
+        return _characters(pieces, ends[position - 1] if position else 0, ends[position], anywhere=True)
 
 
 def _documents(pieces: Iterator[Piece], begin: int, end: int) -> Iterator[Piece]:
@@ -276,10 +276,10 @@ def _documents(pieces: Iterator[Piece], begin: int, end: int) -> Iterator[Piece]
 
 
 def _characters(pieces: Iterator[Piece], begin: int, end: int, anywhere: bool = False) -> Iterator[Piece]:
-    def cut(text: str, place: int) -> int:
-        if place <= 0 or place >= len(text) or anywhere:
-            return min(max(place, 0), len(text))
-        safe = SAFE_CUT.search(text, place)
+    def cut(text: str, position: int) -> int:
+        if position <= 0 or position >= len(text) or anywhere:
+            return min(max(position, 0), len(text))
+        safe = SAFE_CUT.search(text, position)
         return safe.start() if safe else len(text)
 
     for text, ends in pieces:

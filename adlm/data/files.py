@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, cast
 
 from adlm.data import documents
 from adlm.data.detokenize import find_detokenizer
-from adlm.data.documents import SPLITS, WHOLE, Cut, DocumentRule, Segments, Shares, Size
+from adlm.data.documents import SPLITS, WHOLE, CorpusSize, Cut, DocumentRule, FractionSplit, Segments
 from adlm.data.source import Piece, Source
 from adlm.errors import DataError, UnknownName
 
@@ -48,7 +48,7 @@ class TextFiles(Source):
     Args:
         field: the field or column that holds the text; several are joined by a space.
         files: a glob under the folder for each split, where the names of the files do not tell.
-        cut: how splits are made if no name speaks of a held-out one; by default `Shares()`, unless the names
+        cut: how splits are made if no name speaks of a held-out one; by default `FractionSplit()`, unless the names
             speak of training.
         format: text, json, csv or parquet, where the ending of the name does not tell.
         header: the columns of CSV files that do not name them in the first line.
@@ -122,7 +122,7 @@ class TextFiles(Source):
                 named.setdefault(split, []).append(path)
         if named.keys() - {"train"} or (named and self.cut is None):
             return root, named, None
-        return root, {"": found}, self.cut or Shares()
+        return root, {"": found}, self.cut or FractionSplit()
 
     def _files(self, split: str) -> tuple[Path, list[Path], Cut | None]:
         root, plan, cut = self._plan()
@@ -248,12 +248,12 @@ def _sha256(path: Path, size: int, modified: int) -> str:
 
 
 @lru_cache(maxsize=16)
-def _measured(source: TextFiles, stamps: tuple[tuple[Path, int, int], ...]) -> Size:
+def _measured(source: TextFiles, stamps: tuple[tuple[Path, int, int], ...]) -> CorpusSize:
     documents = characters = 0
     for piece in source._read(path for path, _, _ in stamps):
         documents += piece.ends
         characters += len(piece.text)
-    return Size(documents, characters)
+    return CorpusSize(documents, characters)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -269,17 +269,17 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
     """The text of a file, unpacked, with Unix line breaks and without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     lines = io.IncrementalNewlineDecoder(decoder, translate=True)
-    place, data = 0, b"-"
+    position, data = 0, b"-"
     try:
         with _opened(path) as stream:
             while data:
                 data = stream.read(_READ_BYTES)
                 waiting = len(decoder.getstate()[0])
                 text = lines.decode(data, final=not data)
-                yield text if place else text.removeprefix("\ufeff")
-                place += len(data)
+                yield text if position else text.removeprefix("\ufeff")
+                position += len(data)
     except UnicodeDecodeError as error:
-        offset = place - waiting + error.start
+        offset = position - waiting + error.start
         raise _not_utf8(str(path), f"byte 0x{error.object[error.start]:02x} at offset {offset}") from error
     except (EOFError, OSError, zlib.error) as error:
         raise _damaged(path, error) from error
@@ -327,19 +327,19 @@ def json_records(path: Path, source: TextFiles) -> _Records:
 def _json_list(path: Path, text: str, chunks: Iterator[str]) -> _Records:
     """The elements of a list, one at a time: a list of any length is read in flat memory."""
     decoder, between = json.JSONDecoder(), re.compile(r"[\s,]*")
-    place, number = 1, 1
+    position, number = 1, 1
     while True:
-        place = cast("re.Match[str]", between.match(text, place)).end()
-        if text.startswith("]", place):
+        position = cast("re.Match[str]", between.match(text, position)).end()
+        if text.startswith("]", position):
             return
         where = f"{path}, element {number}"
         try:
-            record, place = decoder.raw_decode(text, place)
+            record, position = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
-            more = next(chunks, "") if len(text) - place < _LARGEST_RECORD else ""
+            more = next(chunks, "") if len(text) - position < _LARGEST_RECORD else ""
             if not more:
-                raise _not_json(where, text[place:], error) from error
-            text, place = text[place:] + more, 0
+                raise _not_json(where, text[position:], error) from error
+            text, position = text[position:] + more, 0
             continue
         number += 1
         yield where, record
@@ -353,14 +353,14 @@ def _not_json(where: str, text: str, error: json.JSONDecodeError) -> DataError:
 def _csv_records(path: Path, source: TextFiles) -> _Records:
     csv.field_size_limit(_LARGEST_RECORD)  # the default, 128 KiB, is less than a long article
     rows = csv.reader(_whole_lines(path, source), skipinitialspace=True)
-    wanted = {name.lower(): name for name in as_names(source.field)}
+    output_mask = {name.lower(): name for name in as_names(source.field)}
     names: Iterable[str] = ()
     try:
         for row in filter(None, rows):
             if not names:
                 # A first line with the wanted names is a header, whatever the case of its letters.
-                names = titles = [wanted.get(cell.lower(), cell) for cell in row]
-                if set(titles) >= set(wanted.values()) or not source.header:
+                names = titles = [output_mask.get(cell.lower(), cell) for cell in row]
+                if set(titles) >= set(output_mask.values()) or not source.header:
                     continue
                 names = source.header
             yield f"{path}, line {rows.line_num}", dict(zip(names, row, strict=False))

@@ -46,17 +46,17 @@ def permuted(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.in
     return out.astype(np.int64)
 
 
-def read_rows(table: Table, rows: NDArray[np.int64], *, first_draw: int = 0) -> Batch:
-    """These rows as a batch whose draws are numbered from `first_draw`."""
+def read_rows(table: Table, rows: NDArray[np.int64], *, first_sample_id: int = 0) -> Batch:
+    """These rows as a batch whose draws are numbered from `first_sample_id`."""
     tokens = table.tokens(rows)
-    fixed, documents, targets = table.fixed(rows), table.documents(tokens), table.targets(rows)
+    fixed, documents, targets = table.frozen(rows), table.documents(tokens), table.targets(rows)
     anchors = table.anchors(rows)
     return Batch(
         tokens=torch.from_numpy(tokens),
         valid=torch.from_numpy(table.valid(rows)),
         index=torch.from_numpy(rows),
-        draw=torch.arange(first_draw, first_draw + len(rows)),
-        fixed=None if fixed is None else torch.from_numpy(fixed),
+        sample_id=torch.arange(first_sample_id, first_sample_id + len(rows)),
+        frozen=None if fixed is None else torch.from_numpy(fixed),
         documents=None if documents is None else torch.from_numpy(documents),
         targets=None if targets is None else torch.from_numpy(targets),
         anchors=None if anchors is None else torch.from_numpy(anchors),
@@ -107,14 +107,14 @@ class Loader:
         self.given = 0
 
     @property
-    def batches_an_epoch(self) -> int:
+    def batches_per_epoch(self) -> int:
         return len(self.table) // self.config.batch
 
     def rows(self, step: int) -> NDArray[np.int64]:
         """This rank's rows of global batch number `step`."""
-        epoch, place = divmod(step, self.batches_an_epoch)
-        share = self.config.batch // self.world
-        positions = np.arange(share) + place * self.config.batch + self.rank * share
+        epoch, position = divmod(step, self.batches_per_epoch)
+        fraction = self.config.batch // self.world
+        positions = np.arange(fraction) + position * self.config.batch + self.rank * fraction
         if not self.config.shuffle:
             return positions
         key = int.from_bytes(np.array([self.config.seed, epoch], np.uint64).tobytes(), "little")
@@ -123,7 +123,7 @@ class Loader:
     def batch(self, step: int) -> Batch:
         """This rank's part of global batch number `step`."""
         rows = self.rows(step)
-        return read_rows(self.table, rows, first_draw=step * self.config.batch + self.rank * len(rows))
+        return read_rows(self.table, rows, first_sample_id=step * self.config.batch + self.rank * len(rows))
 
     def __iter__(self) -> Iterator[Batch]:
         if self.config.workers == 0:

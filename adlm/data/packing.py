@@ -26,7 +26,7 @@ class Encoded(NamedTuple):
     ends: bool = True
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """Rows [N, length], the tokens that count in each [N], and the ids left for the next call."""
 
     rows: Ids
@@ -42,7 +42,7 @@ class Packing(ABC):
     """How documents become rows.
 
     Args:
-        length: tokens a row.
+        length: tokens per row.
     """
 
     length: int
@@ -52,7 +52,7 @@ class Packing(ABC):
             raise ConfigError(f"asked for rows of {self.length} tokens", "fewer than 4", "choose a longer row")
 
     @abstractmethod
-    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> Packed:
+    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> PackedRows:
         """Pack `pieces` after `rest`."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Wrapped(Packing):
     def keeps_apart(self) -> bool:
         return self.apart
 
-    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> Packed:
+    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> PackedRows:
         end = np.array([roles.eos_id])
         parts = [rest]
         for ids, ends in pieces:
@@ -114,7 +114,7 @@ class Wrapped(Packing):
         rows = stream[: count * inner].reshape(count, inner)
         if self.framed:
             rows = np.pad(rows, ((0, 0), (1, 1)), constant_values=((0, 0), (roles.bos_id, roles.eos_id)))
-        return Packed(rows, np.full(count, self.length), stream[count * inner :])
+        return PackedRows(rows, np.full(count, self.length), stream[count * inner :])
 
     def frame(self, roles: Roles) -> tuple[list[int], list[int]]:
         return [roles.bos_id] * self.framed, [roles.eos_id] * (self.framed or self.separated)
@@ -145,7 +145,7 @@ class Padded(Packing):
     def padding_counts(self) -> bool:
         return self.predict_padding
 
-    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> Packed:
+    def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> PackedRows:
         # `rest` is the unfinished document so far, cut to one row more than can be needed.
         documents: list[Ids] = []
         for ids, ends in pieces:
@@ -159,7 +159,7 @@ class Padded(Packing):
         lengths = np.array([len(row) for row in rows], np.int64)
         table = np.full((len(rows), self.length), roles.pad_id)
         table[np.arange(self.length) < lengths[:, None]] = np.concatenate([*rows, NOTHING])
-        return Packed(table, lengths, rest)
+        return PackedRows(table, lengths, rest)
 
     def frame(self, roles: Roles) -> tuple[list[int], list[int]]:
         return [roles.bos_id] * self.begin, [roles.eos_id] * self.end

@@ -29,7 +29,7 @@ from filelock import FileLock
 from adlm.data.packing import NOTHING, Encoded, Ids, Packing
 from adlm.data.shards import FORMAT, MANIFEST, Shards, checksum, write_atomically
 from adlm.data.source import Piece, Source
-from adlm.data.table import Watch
+from adlm.data.table import PreparationCallback
 from adlm.data.tokenizer import Tokenizer, characters, load_tokenizer, train_bpe, train_words
 from adlm.errors import ConfigError, DataError
 
@@ -152,7 +152,7 @@ def prepare(
     workers: int = 1,
     force: bool = False,
     verify: bool = True,
-    watch: Watch | None = None,
+    watch: PreparationCallback | None = None,
 ) -> Shards:
     """The shards of a split: opened if they exist, finished if they were begun, made otherwise.
 
@@ -183,7 +183,7 @@ def _write(
     packing: Packing,
     folder: Path,
     workers: int,
-    watch: Watch | None,
+    watch: PreparationCallback | None,
     head: dict[str, Any],
 ) -> None:
     tokenizer.save(folder / _TOKENIZER)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from adlm.data.files import TextFiles, find_files, json_records
 from adlm.data.packing import Ids, Packing, Padded
 from adlm.data.prepare import tokenizer_for
-from adlm.data.table import DataConfig, Prepared, Table, Watch
+from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import DataError, UnknownName
 
@@ -39,7 +39,7 @@ class Prompts(DataConfig):
     Args:
         train: the file to train on.
         tokenizer: that of the model to begin with: its folder, or a file or Hub name.
-        length: tokens a row.
+        length: tokens per row.
         valid: the file to validate on.
         prompt, response: the names of the fields.
         separator: put after every prompt, and given with it.
@@ -68,7 +68,9 @@ class Prompts(DataConfig):
             raise UnknownName("way with rows that are too long", self.too_long, _WAYS)
         self._packing()  # refuses rows that are too short
 
-    def prepare(self, *, cache: Path | None = None, verify: bool = True, watch: Watch | None = None) -> Prepared:
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
         tokenizer = tokenizer_for(self.tokenizer)
         train = self._read(self.train, tokenizer, watch)
         valid = self._read(self.valid, tokenizer, watch) if self.valid is not None else None
@@ -77,7 +79,7 @@ class Prompts(DataConfig):
     def _packing(self) -> Packing:
         return Padded(self.length, begin=self.begin, end=self.end, predict_padding=self.padding)
 
-    def _read(self, path: str, tokenizer: Tokenizer, watch: Watch | None) -> "PromptRows":
+    def _read(self, path: str, tokenizer: Tokenizer, watch: PreparationCallback | None) -> "PromptRows":
         asked = f"asked for rows of {self.length} tokens from {path}"
         tokens = bytearray()  # of one row after the other, without padding
         lengths: list[int] = []
@@ -193,12 +195,12 @@ class PromptRows(Table):
             return np.ones((len(rows), self.length), bool)
         return self._before(self._lengths[rows])
 
-    def fixed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return self._before(self._given[rows])
 
-    def _before(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _before(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[N, length]: the positions before one in each row."""
-        return np.arange(self.length) < places[:, None]
+        return np.arange(self.length) < positions[:, None]
 
 
 def _one_file(path: str) -> Path:

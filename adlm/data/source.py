@@ -68,8 +68,8 @@ def cut_safely(chunks: Iterable[str], size: int = PIECE_CHARACTERS) -> Iterator[
         while len(rest) - start > 2 * size:
             cut = SAFE_CUT.search(rest, start + size, start + 2 * size)
             # So long a stretch without a space is no prose; cutting it anywhere keeps memory flat.
-            place = cut.start() if cut else start + 2 * size
-            yield Piece(rest[start:place], ends=False)
-            start = place
+            position = cut.start() if cut else start + 2 * size
+            yield Piece(rest[start:position], ends=False)
+            start = position
         rest = rest[start:]
     yield Piece(rest)

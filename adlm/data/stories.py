@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adlm.data.source import Piece, Source
-from adlm.data.stories_grammar import PLOTS, Choice, Plot
+from adlm.data.stories_grammar import PLOTS, GrammarChoice, Plot
 from adlm.errors import ConfigError, UnknownName
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -65,7 +65,7 @@ class _Mention(NamedTuple):
 class _Frame:
     """A sentence with slots, which can be written and recognised."""
 
-    def __init__(self, template: str, choices: Mapping[str, Choice]) -> None:
+    def __init__(self, template: str, choices: Mapping[str, GrammarChoice]) -> None:
         self.slots: list[_Slot] = []
         self.literals: list[str] = []
         layout = pattern = ""
@@ -105,7 +105,7 @@ class _Frame:
 class _Step:
     """One draw: an urn holds every value as often as it weighs."""
 
-    def __init__(self, name: str, choice: Choice) -> None:
+    def __init__(self, name: str, choice: GrammarChoice) -> None:
         self.name, self.given = name, choice.given
         self.urns = {key: tuple([v for v, w in row.items() for _ in range(w)]) for key, row in choice.table.items()}
         self._odds = {key: {v: n / len(urn) for v, n in Counter(urn).items()} for key, urn in self.urns.items()}
@@ -126,8 +126,8 @@ class _Reading(NamedTuple):
 class _Program:
     """A plot made ready: steps in the order of drawing, the last of them the sentences."""
 
-    def __init__(self, name: str, plot: Plot, chance: float) -> None:
-        self.name, self.chance, self.choices = name, chance, plot.choices
+    def __init__(self, name: str, plot: Plot, probability: float) -> None:
+        self.name, self.probability, self.choices = name, probability, plot.choices
         self.marginal = cache(self._marginal)
         beats = {f"sentence {n}": beat for n, beat in enumerate(plot.beats, 1)}
         self.steps = {name: _Step(name, choice) for name, choice in {**plot.choices, **beats}.items()}
@@ -147,19 +147,19 @@ class _Program:
         for n, step in enumerate(order, 1):
             asked = set(names).union(*(later.given for later in order[n:]))
             merged: dict[tuple[tuple[str, str], ...], float] = defaultdict(float)
-            for choices, chance in worlds:
+            for choices, probability in worlds:
                 kept = tuple((name, value) for name, value in choices.items() if name in asked)
                 for value, odds in step.odds(choices).items():
-                    merged[(*kept, (step.name, value)) if step.name in asked else kept] += chance * odds
-            worlds = [(dict(items), chance) for items, chance in merged.items()]
+                    merged[(*kept, (step.name, value)) if step.name in asked else kept] += probability * odds
+            worlds = [(dict(items), probability) for items, probability in merged.items()]
         return worlds
 
     def entropy(self) -> float:
         """sum_i E H(c_i | c_pa(i)) in nats."""
         return -sum(
-            chance * odds * math.log(odds)
+            probability * odds * math.log(odds)
             for step in self.steps.values()
-            for choices, chance in self.marginal(step.given)
+            for choices, probability in self.marginal(step.given)
             for odds in step.odds(choices).values()
         )
 
@@ -169,12 +169,12 @@ class _Program:
         for beat, frames in self.beats.items():
             step = self.steps[beat]
             for template, frame in frames.items():
-                for choices, chance in self.marginal(step.given):
-                    total += chance * step.odds(choices).get(template, 0.0) * len(frame.literals)
+                for choices, probability in self.marginal(step.given):
+                    total += probability * step.odds(choices).get(template, 0.0) * len(frame.literals)
                 for slot in frame.slots:
-                    for choices, chance in self.marginal((*step.given, slot.choice)):
+                    for choices, probability in self.marginal((*step.given, slot.choice)):
                         tokens = tokens_of(slot.words[choices[slot.choice]])
-                        total += chance * step.odds(choices).get(template, 0.0) * len(tokens)
+                        total += probability * step.odds(choices).get(template, 0.0) * len(tokens)
         return total
 
     def recognise(self, beat: str, sentence: str) -> tuple[str, list[_Mention]] | None:
@@ -260,7 +260,7 @@ class Grammar:
             return -math.inf
         program = self.programs[choices["plot"]]
         odds = (step.odds(choices)[choices[name]] for name, step in program.steps.items())
-        return math.log(program.chance) + sum(map(math.log, odds))
+        return math.log(program.probability) + sum(map(math.log, odds))
 
     def anchors(self, text: str) -> list[tuple[int, int]]:
         """Spans [start, end) of the words that first tell a free choice; none for a text that no choices write."""
@@ -276,11 +276,11 @@ class Grammar:
 
     def entropy(self) -> float:
         """H(text) in nats, exactly."""
-        return sum(p.chance * (p.entropy() - math.log(p.chance)) for p in self.programs.values())
+        return sum(p.probability * (p.entropy() - math.log(p.probability)) for p in self.programs.values())
 
     def mean_tokens(self) -> float:
         """The expected number of tokens of a text, exactly."""
-        return sum(p.chance * p.mean_tokens() for p in self.programs.values())
+        return sum(p.probability * p.mean_tokens() for p in self.programs.values())
 
     def max_tokens(self) -> int:
         """A number of tokens that no text exceeds."""

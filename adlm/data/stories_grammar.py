@@ -14,7 +14,7 @@ Forms = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Choice:
+class GrammarChoice:
     """A draw: `table` maps the values of the choices `given` to weights; `forms` says how a value is written.
 
     `forms` is value -> name of the form -> words, the plain form having the name "". A beat is a choice among
@@ -32,8 +32,8 @@ class Plot:
     """Choices in the order of drawing, then one beat for each sentence."""
 
     weight: int
-    choices: Mapping[str, Choice]
-    beats: tuple[Choice, ...]
+    choices: Mapping[str, GrammarChoice]
+    beats: tuple[GrammarChoice, ...]
 
 
 def _weights(text: str) -> dict[str, int]:
@@ -61,18 +61,18 @@ def _nouns(words: Iterable[str]) -> dict[str, dict[str, str]]:
     return {word: {"": word, "a": "an" if word[0] in "aeiou" else "a"} for word in words}
 
 
-def _alone(kind: str, forms: Forms, weights: str) -> Choice:
-    return Choice(kind, forms, {(): _weights(weights)})
+def _alone(kind: str, forms: Forms, weights: str) -> GrammarChoice:
+    return GrammarChoice(kind, forms, {(): _weights(weights)})
 
 
-def _by(parent: str, kind: str, forms: Forms, tables: Mapping[str, Weights]) -> Choice:
-    return Choice(kind, forms, {(value,): weights for value, weights in tables.items()}, (parent,))
+def _by(parent: str, kind: str, forms: Forms, tables: Mapping[str, Weights]) -> GrammarChoice:
+    return GrammarChoice(kind, forms, {(value,): weights for value, weights in tables.items()}, (parent,))
 
 
-def _beats(text: str) -> tuple[Choice, ...]:
+def _beats(text: str) -> tuple[GrammarChoice, ...]:
     """From lines such as "3 The end.", with an empty line between two beats."""
     beats = [[line.strip().partition(" ") for line in beat.splitlines()] for beat in text.strip().split("\n\n")]
-    return tuple(Choice("sentence", {}, {(): {line[2]: int(line[0]) for line in beat}}) for beat in beats)
+    return tuple(GrammarChoice("sentence", {}, {(): {line[2]: int(line[0]) for line in beat}}) for beat in beats)
 
 
 # Who: a name has a gender, an animal belongs to a place, a trait suits an animal.
@@ -135,28 +135,32 @@ _TRAITS_OF = _tables("""
 """)
 _ANIMALS = _nouns(_values(_ANIMALS_AT))
 _WHO = {
-    "hero": Choice("name", _NAMES, {(): _GIRLS | _BOYS}),
+    "hero": GrammarChoice("name", _NAMES, {(): _GIRLS | _BOYS}),
     "place": _alone("place", _PLACES, "forest 4 farm 3 pond 3 sea 2 garden 3 river 2 hill 2 village 3"),
     "animal": _by("place", "animal", _ANIMALS, _ANIMALS_AT),
     "friend": _by("hero", "name", _NAMES, _FRIENDS),
-    "animal2": Choice(
+    "animal2": GrammarChoice(
         "animal",
         _ANIMALS,
-        {(place, animal): _without(weights, animal) for place, weights in _ANIMALS_AT.items() for animal in weights},
+        {
+            (position, animal): _without(weights, animal)
+            for position, weights in _ANIMALS_AT.items()
+            for animal in weights
+        },
         ("place", "animal"),
     ),
 }
 _WHO_AND_HOW = {**_WHO, "trait": _by("animal", "trait", _TRAITS, _TRAITS_OF)}
 
 
-def _hero_or_friend(hero: int, friend: int) -> Choice:
+def _hero_or_friend(hero: int, friend: int) -> GrammarChoice:
     """One of the two, by weight."""
-    return Choice("name", _NAMES, {(h, f): {h: hero, f: friend} for h, f in _PAIRS}, ("hero", "friend"))
+    return GrammarChoice("name", _NAMES, {(h, f): {h: hero, f: friend} for h, f in _PAIRS}, ("hero", "friend"))
 
 
-def _other_than(one: str) -> Choice:
+def _other_than(one: str) -> GrammarChoice:
     """Whoever of the two is not `one`: no free choice."""
-    return Choice(
+    return GrammarChoice(
         "name",
         _NAMES,
         {(h, f, first): {second: 1} for h, f in _PAIRS for first, second in ((h, f), (f, h))},
@@ -207,10 +211,10 @@ _SPOTS_AT = _tables("""
 _THINGS = _nouns(_COLOURS_OF)
 _COLOURS = _nouns(_values(_COLOURS_OF))
 _TOY = _by("place", "object", _THINGS, _TOYS_AT)
-_SECOND_TOY = Choice(
+_SECOND_TOY = GrammarChoice(
     "object",
     _THINGS,
-    {(place, toy): _without(weights, toy) for place, weights in _TOYS_AT.items() for toy in weights},
+    {(position, toy): _without(weights, toy) for position, weights in _TOYS_AT.items() for toy in weights},
     ("place", "object"),
 )
 _PAPERS = _weights("white 4 yellow 2 blue 2 green 2 red 1 silver 1")
@@ -218,7 +222,7 @@ _SPOT = _by("place", "spot", _nouns(_values(_SPOTS_AT)), _SPOTS_AT)
 _FEELING = _alone("feeling", _nouns(["happy", "glad", "pleased"]), "happy 4 glad 3 pleased 2")
 
 
-def _colour_of(thing: str) -> Choice:
+def _colour_of(thing: str) -> GrammarChoice:
     return _by(thing, "colour", _COLOURS, _COLOURS_OF)
 
 
@@ -404,7 +408,7 @@ _RACE = Plot(
         "object": _alone("object", _THINGS, "ribbon 3 cup 3 medal 2"),
         "colour": _colour_of("object"),
         "sport": _by("place", "sport", _nouns(_values(_SPORTS_AT)), _SPORTS_AT),
-        "winner": Choice(
+        "winner": GrammarChoice(
             "name",
             _NAMES,
             {(h, f, t): {h: 4, f: 1} if t == "quick" else {h: 2, f: 3} for h, f in _PAIRS for t in _TRAITS},
@@ -565,7 +569,7 @@ _VISIT = Plot(
         "colour": _colour_of("object"),
         "number": _alone("number", _NUMBERS, "five 2 six 2 seven 2 eight 3"),
         "eaten": _by("number", "number", _NUMBERS, _EATEN_OF),
-        "left": Choice("number", _NUMBERS, _LEFT, ("number", "eaten")),
+        "left": GrammarChoice("number", _NUMBERS, _LEFT, ("number", "eaten")),
     },
     beats=_beats("""
         3 {hero} the {animal} packed {number} {food} in {colour.a} {colour} {object}.

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from adlm.data.packing import Packing, Wrapped
-from adlm.data.table import DataConfig, Prepared, Table, Watch
+from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
 from adlm.data.tokenizer import END, Tokenizer, with_roles
 from adlm.errors import ConfigError
 
@@ -33,7 +33,7 @@ class Synthetic(DataConfig):
 
     Args:
         vocabulary: ids of the tokenizer, the end, unknown and mask tokens among them; GPT-2's with a mask by default.
-        length: tokens a row.
+        length: tokens per row.
         count: rows to train on.
     """
 
@@ -50,7 +50,9 @@ class Synthetic(DataConfig):
                     f"asked for Synthetic with {name}={value}", f"less than {least}", f"give {least} or more"
                 )
 
-    def prepare(self, *, cache: Path | None = None, verify: bool = True, watch: Watch | None = None) -> Prepared:
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
         train, valid = RandomRows(self, "train", self.count), RandomRows(self, "valid", -(-self.count // 10))
         return Prepared(train, valid, self.tokenizer(), self._packing())
 
@@ -88,7 +90,7 @@ class RandomRows(Table):
         return self.count
 
     @cached_property
-    def _chances(self) -> NDArray[np.float64]:
+    def _probabilities(self) -> NDArray[np.float64]:
         """Of the k most frequent words together, for k = 1, 2, ...; only sums and quotients, alike on all machines."""
         sums = np.cumsum(1 / np.arange(1, self.config.vocabulary - len(_SPECIAL)))
         return sums / sums[-1]
@@ -97,7 +99,7 @@ class RandomRows(Table):
         key = np.array([self.config.seed, _SPLITS.index(self.split)], np.uint64)
         bits = [np.random.Philox(key=key, counter=[0, row, 0, 0]).random_raw(self.length) for row in rows]
         uniform = (np.array(bits, np.uint64).reshape(len(rows), self.length) >> np.uint64(11)) * 2.0**-53
-        return np.searchsorted(self._chances, uniform, side="right") + len(_SPECIAL)
+        return np.searchsorted(self._probabilities, uniform, side="right") + len(_SPECIAL)
 
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.full(len(rows), self.length)

@@ -45,7 +45,7 @@ class Table(ABC):
     def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[N, length]: False at padding, unless padding is to be predicted."""
 
-    def fixed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """[N, length]: True where text is given (a prompt): seen, never masked, never scored. Never at padding."""
         return None
 
@@ -67,7 +67,7 @@ class Table(ABC):
         Neither what is given nor padding is among them, even where predicted padding costs nats: a perplexity is
         that of a text, whatever the length of the row it stands in.
         """
-        fixed = self.fixed(rows)
+        fixed = self.frozen(rows)
         return self.lengths(rows) if fixed is None else self.lengths(rows) - fixed.sum(-1)
 
 
@@ -81,7 +81,7 @@ class Prepared(NamedTuple):
     packing: Packing
 
 
-class Watch(Protocol):
+class PreparationCallback(Protocol):
     """Told from time to time: documents and characters read so far, and the rows they gave."""
 
     def __call__(self, documents: int, characters: int, rows: int) -> None: ...
@@ -92,7 +92,9 @@ class DataConfig(ABC):
     """What a run reads, as a value. All kinds are in `adlm.data.config`."""
 
     @abstractmethod
-    def prepare(self, *, cache: Path | None = None, verify: bool = True, watch: Watch | None = None) -> Prepared:
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
         """Made, or found made. Several processes may call it at once.
 
         Args:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adlm.anchors.rules import AnchorRule, RareInSequence, TypeRule
 from adlm.diffusion.schedule import LogLinear, Schedule
-from adlm.diffusion.times import Spread, Times
+from adlm.diffusion.times import LowDiscrepancyTimes, Times
 from adlm.errors import ConfigError
 from adlm.randomness import Noise
 from adlm.types import Batch, Corrupted
@@ -23,10 +23,10 @@ from adlm.types import Batch, Corrupted
 class Corruption(ABC):
     """x_0 -> x_t."""
 
-    times: Times = field(default_factory=Spread, kw_only=True)
+    times: Times = field(default_factory=LowDiscrepancyTimes, kw_only=True)
 
     def __call__(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        return self.at(self.times.levels(batch.draw, noise.fork("time")), batch, mask_id, noise)
+        return self.at(self.times.levels(batch.sample_id, noise.fork("time")), batch, mask_id, noise)
 
     @abstractmethod
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
@@ -37,8 +37,8 @@ class Corruption(ABC):
         """Whether the weighted loss under this corruption is a bound of the likelihood, in expectation."""
         return True
 
-    def _masked(self, chance: Tensor, batch: Batch, noise: Noise) -> Tensor:
-        return (noise.fork("mask").uniform(batch.draw, batch.tokens.shape[1]) < chance) & batch.scored
+    def _masked(self, probability: Tensor, batch: Batch, noise: Noise) -> Tensor:
+        return (noise.fork("mask").uniform(batch.sample_id, batch.tokens.shape[1]) < probability) & batch.scored
 
 
 def _check_first(first: float) -> None:
@@ -48,7 +48,7 @@ def _check_first(first: float) -> None:
 
 @dataclass(frozen=True)
 class UniformMasking(Corruption):
-    """The published process: draw t, mask every token independently with chance 1 - alpha(t).
+    """The published process: draw t, mask every token independently with probability 1 - alpha(t).
 
     Args:
         first: the smallest t drawn.
@@ -74,8 +74,8 @@ class UniformMasking(Corruption):
 
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
         t, weight = self._weighted_times(level)
-        chance = 1 - self.schedule.alpha(t)
-        masked = self._masked(chance[:, None], batch, noise)
+        probability = 1 - self.schedule.alpha(t)
+        masked = self._masked(probability[:, None], batch, noise)
         x_t = batch.tokens.masked_fill(masked, mask_id)
         return Corrupted(batch.tokens, x_t, t.float(), masked, weight.float()[:, None])
 
@@ -108,7 +108,7 @@ class CountMasking(Corruption):
         scored = batch.scored
         n = scored.sum(-1)
         k = (level.to(n.device) * n).long().clamp_max(n - 1) + 1
-        u = noise.fork("mask").uniform(batch.draw, batch.tokens.shape[1]).masked_fill(~scored, 2.0)
+        u = noise.fork("mask").uniform(batch.sample_id, batch.tokens.shape[1]).masked_fill(~scored, 2.0)
         order = u.argsort(-1)
         masked = (order.argsort(-1) < k[:, None]) & scored
         t = u.gather(-1, order.gather(-1, (k - 1).clamp_min(0)[:, None]))[:, 0].clamp_max(1).float()
@@ -118,7 +118,7 @@ class CountMasking(Corruption):
 
 @dataclass(frozen=True)
 class AnchoredMasking(Corruption):
-    """Anchors vanish later: a token is masked with chance t^power where it is an anchor, t elsewhere.
+    """Anchors vanish later: a token is masked with probability t^power where it is an anchor, t elsewhere.
 
     Where the rule goes by the token's type alone (`TypeRule`), the state-dependent bound of MD4 holds (arXiv
     2406.04329, section 6): with rates p_v / t for type v and predictions mu, a masked position costs

@@ -1,4 +1,4 @@
-"""Noise schedules: alpha(t), the chance that a token is still visible at time t in [0, 1].
+"""Noise schedules: alpha(t), the probability that a token is still visible at time t in [0, 1].
 
 The bound does not depend on the schedule (arXiv 2406.07524, 2406.04329); the variance of its estimate and the
 spacing of a sampler's steps do.

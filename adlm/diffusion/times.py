@@ -24,7 +24,7 @@ class Times(ABC):
 
 
 @dataclass(frozen=True)
-class Spread(Times):
+class LowDiscrepancyTimes(Times):
     """A Kronecker sequence with the golden ratio: evenly spread over any run of consecutive draws.
 
     It does for one rank or many what stratifying inside a batch does for one.

@@ -16,7 +16,7 @@ _LINES = {"anchor tokens": "-", "other tokens": "--"}
 Figures = Mapping[str, Figure]
 
 
-class ReportTable(NamedTuple):
+class AnchorTable(NamedTuple):
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -30,7 +30,7 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def report_tables(figures: Figures, levels: Sequence[float]) -> list[ReportTable]:
+def report_tables(figures: Figures, levels: Sequence[float]) -> list[AnchorTable]:
     """How well each stage predicts; what the denoiser makes of other hand-overs; which kinds are decided first."""
 
     def cell(level: float, kind: str, stage: str, what: str) -> str:
@@ -72,11 +72,11 @@ def report_tables(figures: Figures, levels: Sequence[float]) -> list[ReportTable
         if any(cell(level, kind, stage, "probability") for level in levels)
     ]
     return [
-        ReportTable("Both stages", ("masked", "tokens", "stage", *measures, "agreement of the stages"), both),
-        ReportTable(
+        AnchorTable("Both stages", ("masked", "tokens", "stage", *measures, "agreement of the stages"), both),
+        AnchorTable(
             "Nats of the denoiser, by what it is told", ("masked", "tokens", *TRIALS, "gain over unigram"), trials
         ),
-        ReportTable("Probability of the true token", ("tokens", "stage", *map(masked, levels)), kinds),
+        AnchorTable("Probability of the true token", ("tokens", "stage", *map(masked, levels)), kinds),
     ]
 
 
@@ -89,10 +89,10 @@ def draw_anchors(figures: Figures, levels: Sequence[float], path: Path, title: s
     picture = Picture(figsize=(11, 4.2), dpi=150, layout="constrained")
     picture.suptitle(title, fontsize=12, x=0.01, ha="left", parse_math=False)
     for panel, what, label in zip(
-        picture.subplots(1, 2), ("accuracy", "nats"), ("accuracy", "nats a token"), strict=True
+        picture.subplots(1, 2), ("accuracy", "nats"), ("accuracy", "nats per token"), strict=True
     ):
         _panel(panel, figures, levels, what)
-        panel.set(xlabel="share of tokens masked", ylabel=label)
+        panel.set(xlabel="fraction of tokens masked", ylabel=label)
     picture.axes[0].legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path)

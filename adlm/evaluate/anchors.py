@@ -68,13 +68,13 @@ class Types:
 
     Args:
         words: [V] numbers into `WORDS`.
-        log_share: [V] log of each type's share of all tokens, 1 added to its count; -inf for the mask.
+        log_share: [V] log of each type's fraction of all tokens, 1 added to its count; -inf for the mask.
         quarter: [V] numbers into `IN_CORPUS`: types in the order of their counts, cut into four of equal numbers of
             tokens.
     """
 
     words: Tensor
-    log_share: Tensor
+    log_fraction: Tensor
     quarter: Tensor
 
     @classmethod
@@ -95,13 +95,13 @@ class Types:
             counts += np.bincount(text, minlength=roles.vocab_size)
         special = {roles.mask_id, roles.eos_id, roles.bos_id, roles.pad_id}
         words = [4 if i in special else _word_kind(tokenizer.token(i)) for i in range(roles.vocab_size)]
-        shares = torch.from_numpy((counts + 1) / (counts + 1).sum()).float()
-        shares[roles.mask_id] = 0
+        fractions = torch.from_numpy((counts + 1) / (counts + 1).sum()).float()
+        fractions[roles.mask_id] = 0
         order = np.argsort(counts, kind="stable")
         behind = (counts[order].cumsum() - counts[order] / 2) / max(1, counts.sum())
         quarter = np.empty(roles.vocab_size, np.int64)
         quarter[order] = np.minimum(behind * 4, 3).astype(np.int64)
-        return cls(torch.tensor(words), (shares / shares.sum()).log(), torch.from_numpy(quarter))
+        return cls(torch.tensor(words), (fractions / fractions.sum()).log(), torch.from_numpy(quarter))
 
 
 def _word_kind(text: str) -> int:
@@ -144,9 +144,9 @@ class AnchorNumbers:
         self.model, self.table, self.rule = check_anchored(model).eval(), table, rule
         self.levels, self.noise = tuple(levels), Noise(seed).fork("anchors")
         self.device = next(model.parameters()).device
-        self.types = Types(*(each.to(self.device) for each in (types.words, types.log_share, types.quarter)))
+        self.types = Types(*(each.to(self.device) for each in (types.words, types.log_fraction, types.quarter)))
         self.columns = {name: i for i, name in enumerate(_columns(self.levels))}
-        self.trials = Trials(self.model, self.types.log_share, self._sampled_stage)
+        self.trials = Trials(self.model, self.types.log_fraction, self._sampled_stage)
 
     @property
     def width(self) -> int:
@@ -157,7 +157,7 @@ class AnchorNumbers:
         batch, text = self._rows(numbers)
         kinds = self._kinds(batch)
         out = np.zeros((len(numbers), self.width))
-        with self.model.frozen():
+        with self.model.inference_weights():
             for number, level in enumerate(self.levels):
                 for name, sums in self._at(level, number, batch, text, kinds):
                     out[:, self.columns[name]] = sums.double().cpu().numpy()
@@ -168,7 +168,7 @@ class AnchorNumbers:
         batch = read_rows(self.table, numbers)
         lengths = torch.from_numpy(self.table.lengths(numbers))
         text = (torch.arange(batch.tokens.shape[1]) < lengths[:, None]) & batch.scored
-        batch = Batch(batch.tokens, batch.valid, batch.index, batch.index, batch.fixed, None, batch.documents)
+        batch = Batch(batch.tokens, batch.valid, batch.index, batch.index, batch.frozen, None, batch.documents)
         return batch.to(self.device), text.to(self.device)
 
     def _kinds(self, batch: Batch) -> list[Tensor]:
@@ -213,7 +213,7 @@ class AnchorNumbers:
             return out.index_add(0, row * count + kind, added).view(-1, count, len(values))
 
         stage = model.anchor_stage(x_t, t, segments=segments)
-        order = self._noise(level).fork("order").uniform(batch.draw, x_t.shape[1])
+        order = self._noise(level).fork("order").uniform(batch.sample_id, x_t.shape[1])
         final = {
             trial: model.denoiser(handed, sigma_at(t), segments, counted)[1]
             for trial, handed in self.trials.hand_overs(number, stage, batch, masked, t, order)
@@ -231,8 +231,8 @@ class AnchorNumbers:
         for i, name in enumerate(MAIN):
             yield from (((level, name, *what), found[:, i, j]) for j, what in enumerate(_OF_BOTH))
         for stage_name, each in zip(STAGES, predicted, strict=True):
-            place = (each.confidence * BINS).long().clamp_max(BINS - 1)
-            found = sums(main * BINS + place, len(MAIN) * BINS, one, each.confidence, each.best == token)
+            position = (each.confidence * BINS).long().clamp_max(BINS - 1)
+            found = sums(main * BINS + position, len(MAIN) * BINS, one, each.confidence, each.best == token)
             for i, (name, bin_) in enumerate(itertools.product(MAIN, range(BINS))):
                 yield from (
                     ((level, name, stage_name, f"bin {bin_} {what}"), found[:, i, j]) for j, what in enumerate(_OF_BIN)
@@ -281,7 +281,7 @@ def anchor_figures(table: Array, columns: Mapping[Column, int]) -> dict[str, Fig
             if not of(count).sum():
                 continue
             for stage in STAGES:
-                add(level, kind, stage, "nats", ratio(of((level, kind, stage, "nats"), count)), "nats a token")
+                add(level, kind, stage, "nats", ratio(of((level, kind, stage, "nats"), count)), "nats per token")
                 add(level, kind, stage, "accuracy", ratio(of((level, kind, stage, "correct"), count)))
                 add(level, kind, stage, "probability", ratio(of((level, kind, stage, "probability"), count)))
             if kind not in MAIN:
@@ -294,10 +294,10 @@ def anchor_figures(table: Array, columns: Mapping[Column, int]) -> dict[str, Fig
                 add(level, kind, stage, "calibration error", jackknife(of(*bins, count), _calibration_error))
             for trial in TRIALS[1:]:
                 nats = of((level, kind, trial, "nats"), count)
-                add(level, kind, f"denoiser told {trial}", "nats", ratio(nats), "nats a token")
+                add(level, kind, f"denoiser told {trial}", "nats", ratio(nats), "nats per token")
             gain = of((level, kind, "unigram", "nats"), (level, kind, "denoiser", "nats"), count)
             found = jackknife(gain, lambda sums: (sums[..., 0] - sums[..., 1]) / sums[..., 2])
-            add(level, kind, "denoiser", "gain over unigram", found, "nats a token")
+            add(level, kind, "denoiser", "gain over unigram", found, "nats per token")
     return figures
 
 
@@ -307,7 +307,9 @@ def reliability(table: Array, columns: Mapping[Column, int], kind: str, stage: s
     for i in range(BINS):
         count, confidence, correct = (
             sum(
-                table[:, place].sum() for name, place in columns.items() if name[1:] == (kind, stage, f"bin {i} {what}")
+                table[:, position].sum()
+                for name, position in columns.items()
+                if name[1:] == (kind, stage, f"bin {i} {what}")
             )
             for what in ("count", "confidence", "correct")
         )

@@ -31,14 +31,14 @@ def clean_objective(model: LanguageModel) -> Objective:
 def position_nats(
     model: LanguageModel, batch: Batch, *, draws: int, noise: Noise, objective: Objective | None = None
 ) -> Tensor:
-    """Nats [B, L] whose sum over a row is an unbiased estimate of its bound, from `draws` levels a row."""
+    """Nats [B, L] whose sum over a row is an unbiased estimate of its bound, from `draws` levels per row."""
     objective = objective or clean_objective(model)
     if draws < 1:
-        raise ConfigError(f"asked for a bound from {draws} draws a row", "fewer than 1", "give 1 or more")
-    with model.frozen():
+        raise ConfigError(f"asked for a bound from {draws} draws per row", "fewer than 1", "give 1 or more")
+    with model.inference_weights():
         if isinstance(objective, CrossEntropy):
             return objective.nats(model, batch, torch.zeros(len(batch.tokens)), noise)
-        offset = noise.fork("offset").uniform(batch.draw, 1)[:, 0]
+        offset = noise.fork("offset").uniform(batch.sample_id, 1)[:, 0]
         total = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
         for i in range(draws):
             total += objective.nats(model, batch, (offset + i) / draws, noise.fork(i))
@@ -61,18 +61,18 @@ def enumerated_nats(model: LanguageModel, batch: Batch) -> Tensor:
     most = int(batch.scored.sum(-1).max())
     if most > MOST_ENUMERATED:
         raise ConfigError(
-            f"asked for the exact bound of {most} tokens a row",
+            f"asked for the exact bound of {most} tokens per row",
             f"that takes {2**most - 1:,} passes for each",
             f"score at most {MOST_ENUMERATED} tokens, or estimate it",
         )
     out = torch.zeros(batch.tokens.shape, dtype=torch.float64, device=batch.tokens.device)
-    with model.frozen():
-        for row, places in enumerate(scored.nonzero()[:, 0] for scored in batch.scored):
-            n, segments = len(places), batch.segments
-            for masked in _subsets(places, batch.tokens.shape[1]):
+    with model.inference_weights():
+        for row, positions in enumerate(scored.nonzero()[:, 0] for scored in batch.scored):
+            n, segments = len(positions), batch.segments
+            for masked in _subsets(positions, batch.tokens.shape[1]):
                 x_t = batch.tokens[row].masked_fill(masked, model.vocabulary.mask_id)
                 here = None if segments is None else segments[row].expand_as(x_t)
-                hidden = model.features(x_t, segments=here, wanted=masked).final
+                hidden = model.features(x_t, segments=here, output_mask=masked).final
                 tokens = batch.tokens[row].expand_as(x_t)[masked]
                 each = nll(model.logits, model.vocabulary.size, hidden, tokens).double()
                 k = masked.sum(-1, keepdim=True)
@@ -81,12 +81,12 @@ def enumerated_nats(model: LanguageModel, batch: Batch) -> Tensor:
     return out
 
 
-def _subsets(places: Tensor, length: int, most: int = 256) -> Iterator[Tensor]:
-    """Every non-empty set of the places, as rows of bools [<= most, length]."""
-    everything = (set_ for k in range(1, len(places) + 1) for set_ in combinations(places.tolist(), k))
+def _subsets(positions: Tensor, length: int, most: int = 256) -> Iterator[Tensor]:
+    """Every non-empty set of the positions, as rows of bools [<= most, length]."""
+    everything = (set_ for k in range(1, len(positions) + 1) for set_ in combinations(positions.tolist(), k))
     rows: list[Tensor] = []
     for chosen in everything:
-        row = torch.zeros(length, dtype=torch.bool, device=places.device)
+        row = torch.zeros(length, dtype=torch.bool, device=positions.device)
         row[list(chosen)] = True
         rows.append(row)
         if len(rows) == most:

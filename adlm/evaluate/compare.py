@@ -24,7 +24,7 @@ _AT_A_TIME = 1 << 22
 
 @dataclass(frozen=True)
 class Difference:
-    """First minus second: of nats a token where items have tokens, else of the mean over items.
+    """First minus second: of nats per token where items have tokens, else of the mean over items.
 
     Args:
         item: the name of the numbers that were compared.
@@ -130,8 +130,8 @@ def _difference(
         raise DataError(asked, f"items do not line up: {where}", "measure both on the same text")
     values = one - two
     if wrong := np.flatnonzero(~np.isfinite(values)).tolist():
-        place = wrong[0]
-        found = f"{len(wrong)} items that are not finite: number {place} has {one[place]} and {two[place]}"
+        position = wrong[0]
+        found = f"{len(wrong)} items that are not finite: number {position} has {one[position]} and {two[position]}"
         raise DataError(asked, found, "look at these items: one of the models gives them no probability")
     value, error, z, p = paired(values, sizes)
     low, high = _bootstrap(values, sizes, resamples, level, seed)

@@ -47,7 +47,7 @@ class Continuation(NamedTuple):
         return Continuation(self.tokens[over:], self.given - over)
 
 
-class Scored(NamedTuple):
+class ScoredContinuations(NamedTuple):
     """-log p(continuation | context) in nats, or its bound; and whether greedy writing gives the continuation."""
 
     nats: float
@@ -96,7 +96,7 @@ class Scorer:
         rows: the model's. Its begin token goes before every context; no end token follows.
         draws: mask counts for each, for masked models.
         batch: rows at a time.
-        length: tokens a row, at most.
+        length: tokens per row, at most.
         full_rows: where a masked model's rows were always full, show it the rest of the row, blank. Otherwise rows
             end with the continuation, as others score them: less work, but rows that it never saw.
     """
@@ -133,15 +133,15 @@ class Scorer:
     @torch.no_grad()
     def __call__(
         self, items: Sequence[Continuation], *, greedy: bool = True, watch: Callable[[int], None] | None = None
-    ) -> list[Scored]:
+    ) -> list[ScoredContinuations]:
         """Of each item, in order.
 
         Args:
             greedy: whether it is wanted; else all are False.
             watch: called with the number of items that were done.
         """
-        found: dict[int, Scored] = {}
-        with self.model.frozen():
+        found: dict[int, ScoredContinuations] = {}
+        with self.model.inference_weights():
             for chosen in self._batches(items):
                 batch = self._batch([items[i] for i in chosen])
                 nats, right = self._scored(batch, self.exact(items[chosen[0]]), greedy)
@@ -149,7 +149,7 @@ class Scorer:
                     fix = "check the model's weights: adlm.load reads them as they are"
                     raise ModelError(f"asked to score {len(items)} continuations", "the model gave NaN", fix)
                 for i, cost, same in zip(chosen, nats.tolist(), right.tolist(), strict=True):
-                    found[i] = Scored(cost, same)
+                    found[i] = ScoredContinuations(cost, same)
                 if watch is not None:
                     watch(len(chosen))
         return [found[i] for i in range(len(items))]
@@ -171,12 +171,12 @@ class Scorer:
         tokens = torch.full((len(items), width), self.roles.mask_id)
         for row, item in zip(tokens, items, strict=True):
             row[: len(begin) + len(item.tokens)] = torch.tensor([*begin, *item.tokens], dtype=torch.long)
-        place = torch.arange(width)
-        text = place < lengths[:, None]
+        position = torch.arange(width)
+        text = position < lengths[:, None]
         numbers = torch.tensor([_number(item) for item in items])
         valid = torch.ones_like(text) if full else text
         device = next((weight.device for weight in self.model.parameters()), torch.device("cpu"))
-        return Batch(tokens, valid, numbers, numbers, fixed=(place < given[:, None]) | ~text).to(device)
+        return Batch(tokens, valid, numbers, numbers, frozen=(position < given[:, None]) | ~text).to(device)
 
     def _scored(self, batch: Batch, exact: bool, greedy: bool) -> tuple[Tensor, Tensor]:
         """Nats and greedy [B]."""
@@ -195,7 +195,7 @@ def _left_to_right(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor]:
     scored = batch.scored
     nats, wrong = torch.zeros(scored.shape, dtype=torch.float64), torch.zeros(scored.shape, dtype=torch.bool)
     if bool(scored.any()):
-        hidden = model.features(batch.tokens, segments=batch.segments, wanted=scored).final
+        hidden = model.features(batch.tokens, segments=batch.segments, output_mask=scored).final
         best, log_p, _ = _guesses(model, hidden, batch.tokens[scored])
         nats[scored.cpu()], wrong[scored.cpu()] = -log_p.cpu().double(), (best != batch.tokens[scored]).cpu()
     return nats.sum(-1), ~wrong.any(-1)
@@ -214,13 +214,13 @@ def _surest_first(model: LanguageModel, batch: Batch) -> Tensor:
         masked = (tokens[rows] == model.vocabulary.mask_id) & batch.valid[rows]
         t = LogLinear().inverse(1 - masked.sum(-1) / batch.valid[rows].sum(-1)).clamp(0, 1)
         here = None if segments is None else segments[rows]
-        hidden = model.features(tokens[rows], t, segments=here, wanted=blank[rows]).final
+        hidden = model.features(tokens[rows], t, segments=here, output_mask=blank[rows]).final
         best, _, surest = _guesses(model, hidden, batch.tokens[rows][blank[rows]])
         score = torch.full(masked.shape, -math.inf, device=tokens.device).masked_scatter(blank[rows], surest.float())
-        place = (score >= score.amax(-1, keepdim=True) - _TIE).long().argmax(-1)
-        written = torch.zeros_like(tokens[rows]).masked_scatter(blank[rows], best).gather(-1, place[:, None])[:, 0]
-        right[rows] = written == batch.tokens[rows, place]
-        tokens[rows, place], blank[rows, place] = written, False
+        position = (score >= score.amax(-1, keepdim=True) - _TIE).long().argmax(-1)
+        written = torch.zeros_like(tokens[rows]).masked_scatter(blank[rows], best).gather(-1, position[:, None])[:, 0]
+        right[rows] = written == batch.tokens[rows, position]
+        tokens[rows, position], blank[rows, position] = written, False
     return right
 
 

@@ -26,7 +26,7 @@ _GROUP_CHARACTERS = 1 << 20  # enough for tokenizers to share out
 _EMPTY = Roles(0, 0, 0, 0, 0)  # what begins, ends and pads a row holds no text
 
 
-class Spelled(NamedTuple):
+class EncodedText(NamedTuple):
     """The tokens of a text [n], and how many of its characters and UTF-8 bytes belong to each."""
 
     ids: Ids
@@ -34,8 +34,8 @@ class Spelled(NamedTuple):
     bytes: Ids
 
 
-def spelled(texts: Sequence[str], tokenizer: Tokenizer) -> list[Spelled]:
-    """Texts as tokens with their shares of the text, which add up to all of it."""
+def spelled(texts: Sequence[str], tokenizer: Tokenizer) -> list[EncodedText]:
+    """Texts as tokens with their fractions of the text, which add up to all of it."""
     ids = tokenizer.encode_batch(texts)
     # As many tokens as characters of a byte each: one for each, and nothing to look up.
     single = [text.isascii() and len(row) == len(text) for text, row in zip(texts, ids, strict=True)]
@@ -44,15 +44,15 @@ def spelled(texts: Sequence[str], tokenizer: Tokenizer) -> list[Spelled]:
     found = []
     for text, row, plain in zip(texts, ids, single, strict=True):
         if plain:
-            found.append(Spelled(row, np.ones_like(row), np.ones_like(row)))
+            found.append(EncodedText(row, np.ones_like(row), np.ones_like(row)))
             continue
         ends = np.array([end for _, end in next(encodings).offsets], np.int64)
         ends = np.maximum.accumulate(ends)
         ends[-1:] = len(text)
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         sizes = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
-        places = np.concatenate([[0], sizes.cumsum()])
-        found.append(Spelled(row, np.diff(ends, prepend=0), np.diff(places[ends], prepend=0)))
+        positions = np.concatenate([[0], sizes.cumsum()])
+        found.append(EncodedText(row, np.diff(ends, prepend=0), np.diff(positions[ends], prepend=0)))
     return found
 
 
@@ -66,7 +66,7 @@ class TextRows(Table):
         starts, row_lengths, given: [rows].
         owners: [rows] the number of the item (document or row) to which each belongs.
         characters, bytes: [rows] of the text at scored positions.
-        width: tokens a row, padding included.
+        width: tokens per row, padding included.
         padding_counts: whether padding is to be predicted.
         end_id: the end token, where documents of a row are not to see each other.
         left_out: tokens at the end of the text that did not fill a row.
@@ -120,7 +120,7 @@ class TextRows(Table):
     def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return self._before(np.full(len(rows), self.width) if self.padding_counts else self.row_lengths[rows])
 
-    def fixed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         return self._before(self.given[rows]) if self.given.any() else None
 
     def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -135,8 +135,8 @@ class TextRows(Table):
         """[items]: the values [rows] of each item's rows, summed."""
         return np.bincount(self.owners, weights=values, minlength=self.items).astype(np.float64)
 
-    def _before(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.arange(self.width) < places[:, None]
+    def _before(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.arange(self.width) < positions[:, None]
 
 
 def packed_rows(
@@ -224,12 +224,12 @@ def document_rows(
             starts = np.arange(count) * step
             ends = np.minimum(starts + length, len(ids))
             first = np.concatenate([[0], ends[:-1]])  # to be scored
-            shares = [
+            fractions = [
                 np.concatenate([[0], np.cumsum(np.pad(each, (len(begin), len(end))))])
                 for each in (characters, byte_counts)
             ]
             owner = np.full(count, items)
-            columns = [size + starts, ends - starts, first - starts, owner, *(s[ends] - s[first] for s in shares)]
+            columns = [size + starts, ends - starts, first - starts, owner, *(s[ends] - s[first] for s in fractions)]
             windows.append(np.stack(columns, -1))
             text.append(ids.astype(np.uint32))
             size, items = size + len(ids), items + 1

@@ -22,7 +22,7 @@ _PANELS = {
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontierPoint:
     """The figures of one setting. AR models have no steps."""
 
     sampler: str
@@ -54,9 +54,9 @@ def steps_of(text: str) -> tuple[int, ...]:
 
 
 def draw_frontier(
-    points: Sequence[Point], data: Mapping[str, Figure], stem: Path, *, title: str, note: str = ""
+    points: Sequence[FrontierPoint], data: Mapping[str, Figure], stem: Path, *, title: str, note: str = ""
 ) -> tuple[Path, Path]:
-    """The points as lines, a panel for each figure they have, over tokens a second. Returns the paths of svg and png.
+    """The points as lines, a panel for each figure they have, over tokens per second. Returns the paths of svg and png.
 
     Args:
         data: figures of real texts, drawn as level lines.
@@ -86,9 +86,9 @@ def draw_frontier(
     return paths
 
 
-def _draw(panel: Any, name: str, points: Sequence[Point], data: Figure | None) -> None:
+def _draw(panel: Any, name: str, points: Sequence[FrontierPoint], data: Figure | None) -> None:
     panel.set_title(_PANELS[name], loc="left", fontsize=10.5)
-    panel.set_xlabel("tokens a second")
+    panel.set_xlabel("tokens per second")
     panel.set_xscale("log", subs=[2, 5])
     if name == "perplexity":
         panel.set_yscale("log", subs=[2, 5])
@@ -111,7 +111,7 @@ def _draw(panel: Any, name: str, points: Sequence[Point], data: Figure | None) -
         panel.axhline(data.value, color=_GREY, linestyle="--", linewidth=1.2, label="the data")
 
 
-def _values(points: Sequence[Point], name: str) -> list[float]:
+def _values(points: Sequence[FrontierPoint], name: str) -> list[float]:
     return [point.figures[name].value for point in points]
 
 
@@ -119,5 +119,5 @@ def _beside(stem: Path, ending: str) -> Path:
     return stem.with_name(stem.name + ending)
 
 
-def _plain(value: float, place: int | None = None) -> str:
+def _plain(value: float, position: int | None = None) -> str:
     return f"{value:,.4g}"

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adlm.distributed import DistributedContext
 from adlm.errors import ConfigError, DataError
 from adlm.evaluate.judge import Ids, Judged
 from adlm.evaluate.perplexity import ratio
 from adlm.evaluate.result import Figure
 from adlm.evaluate.work import Watch, checksum
-from adlm.world import World
 
 CHUNK = 64  # texts that are written, and stored, at a time
 COPY = 8  # tokens that are no coincidence
@@ -46,7 +46,7 @@ def write_samples(
     seed: int = 0,
     made_of: Mapping[str, Any] | None = None,
     prepare: Callable[[], object] | None = None,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     watch: Watch | None = None,
 ) -> Samples:
     """`count` texts from `write(n, seed)`, kept in `path` a chunk at a time, so that an interruption costs one chunk.
@@ -58,7 +58,7 @@ def write_samples(
         made_of: model and sampler.
         prepare: called once before the clock runs, if anything is left to write.
     """
-    world = world or World()
+    world = world or DistributedContext()
     key = checksum({"made_of": made_of or {}, "seed": seed})[:16]
     done = world.on_first(lambda: _kept(path, key, seed, count))
     chunks = range(len(done) // CHUNK, -(-count // CHUNK)) if len(done) < count else range(0)
@@ -93,8 +93,8 @@ def _kept(path: Path, key: str, seed: int, count: int) -> list[dict[str, Any]]:
             record = json.loads(line) if line.endswith(b"\n") else {}
         except ValueError:
             record = {}
-        place = (seed * _CHUNKS + number // CHUNK, number % CHUNK)
-        if not isinstance(record, dict) or record.get("key") != key or (record["seed"], record["index"]) != place:
+        position = (seed * _CHUNKS + number // CHUNK, number % CHUNK)
+        if not isinstance(record, dict) or record.get("key") != key or (record["seed"], record["index"]) != position:
             break
         records.append(record)
     if len(records) < count:
@@ -168,7 +168,7 @@ def figures(judged: Judged) -> dict[str, Figure]:
 
 
 def generative_perplexity(nats: Array, tokens: NDArray[np.int64]) -> Figure:
-    """exp of nats a token over all texts together, each token weighing the same.
+    """exp of nats per token over all texts together, each token weighing the same.
 
     The error is over texts: that of a ratio of two sums, through the exponential (both by the delta method).
     """
@@ -180,14 +180,14 @@ def generative_perplexity(nats: Array, tokens: NDArray[np.int64]) -> Figure:
 
 
 def token_entropy(row: Ids) -> float:
-    """Of the tokens of one text, in nats: -sum p log p with p the share of each type. At most log(length)."""
+    """Of the tokens of one text, in nats: -sum p log p with p the fraction of each type. At most log(length)."""
     _, counts = np.unique(row, return_counts=True)
-    shares = counts / len(row)
-    return float(-(shares * np.log(shares)).sum())
+    fractions = counts / len(row)
+    return float(-(fractions * np.log(fractions)).sum())
 
 
 def repetition(row: Ids, n: int = _REPEAT) -> float:
-    """The share of a text's n-grams that it has had before."""
+    """The fraction of a text's n-grams that it has had before."""
     grams = hashed_ngrams(row, n)
     return 1 - len(np.unique(grams)) / len(grams)
 
@@ -199,10 +199,10 @@ def distinct(rows: Sequence[Ids], n: int) -> float:
 
 
 class Copies(NamedTuple):
-    """Of each text [n]: the share of its n-grams that occur in the training text (nan where it has none), and the
+    """Of each text [n]: the fraction of its n-grams that occur in the training text (nan where it has none), and the
     longest stretch in tokens of which all n-grams do: no copy is longer."""
 
-    share: Array
+    fraction: Array
     longest: NDArray[np.int64]
 
 
@@ -212,23 +212,23 @@ def copies(rows: Sequence[Ids], training: Iterable[Sequence[Ids]], *, n: int = C
     Memory holds 8 bytes for each different n-gram of the texts; the training text may have any size.
     """
     grams = [hashed_ngrams(row, n) for row in rows]
-    wanted = np.unique(np.concatenate(grams))
-    found = np.zeros(len(wanted), np.bool_)
+    output_mask = np.unique(np.concatenate(grams))
+    found = np.zeros(len(output_mask), np.bool_)
     for documents in training:
         seen = np.unique(_ngrams_of_each(documents, n))
-        found |= np.isin(wanted, seen, assume_unique=True)
-    share, longest = np.full(len(rows), np.nan), np.zeros(len(rows), np.int64)
+        found |= np.isin(output_mask, seen, assume_unique=True)
+    fraction, longest = np.full(len(rows), np.nan), np.zeros(len(rows), np.int64)
     for i, each in enumerate(grams):
         if len(each):
-            hits = found[np.searchsorted(wanted, each)]
-            share[i], run = hits.mean(), _longest_run(hits)
+            hits = found[np.searchsorted(output_mask, each)]
+            fraction[i], run = hits.mean(), _longest_run(hits)
             longest[i] = run + n - 1 if run else 0
-    return Copies(share, longest)
+    return Copies(fraction, longest)
 
 
 def copy_figures(found: Copies, n: int = COPY) -> dict[str, Figure]:
     return {
-        f"copied_{n}": mean_figure(found.share[~np.isnan(found.share)], f"share of {n}-grams"),
+        f"copied_{n}": mean_figure(found.fraction[~np.isnan(found.fraction)], f"fraction of {n}-grams"),
         "longest_copy": mean_figure(found.longest.astype(np.float64), "tokens"),
         "longest_copy_of_all": Figure(float(found.longest.max()), kind="exact", unit="tokens"),
     }

@@ -61,12 +61,12 @@ def read_llama(path: Path) -> Llama:
     asked = f"asked to read the model {path}"
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            values, places, start = _Header(content).read()
-            config = _config(values, places)
+            values, positions, start = _Header(content).read()
+            config = _config(values, positions)
             heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
             weights = {}
-            for name, place in places.items():
-                tensor = torch.from_numpy(_weights(content, place, start))
+            for name, position in positions.items():
+                tensor = torch.from_numpy(_weights(content, position, start))
                 weights[_name(name)] = _rotated(tensor, heads.get(name.split(".")[-2], 0))
             tokenizer = _tokenizer(values)
             return Llama(config, weights, tokenizer, values["tokenizer.ggml.tokens"].index(_BETWEEN))
@@ -92,20 +92,20 @@ class _Header:
         self.content, self.at = content, 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, _Place], int]:
-        """The named values, the places of the tensors, and where their bytes begin."""
+        """The named values, the positions of the tensors, and where their bytes begin."""
         if self._take(4) != _MAGIC:
             raise ValueError("the file does not begin with GGUF")
         version, tensors, values = self._number("I"), self._number("Q"), self._number("Q")
         if version not in (2, 3):
             raise ValueError(f"version {version}; 2 and 3 are known")
         found = {self._string(): self._value(self._number("I")) for _ in range(values)}
-        places = {}
+        positions = {}
         for _ in range(tensors):
             name, dimensions = self._string(), self._number("I")
             shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
-            places[name] = _Place(shape, self._number("I"), self._number("Q"))
+            positions[name] = _Place(shape, self._number("I"), self._number("Q"))
         alignment = found.get("general.alignment", _ALIGNMENT)
-        return found, places, -(-self.at // alignment) * alignment
+        return found, positions, -(-self.at // alignment) * alignment
 
     def _take(self, size: int) -> bytes:
         if size > len(self.content) - self.at:
@@ -157,15 +157,15 @@ _KINDS = {
 }
 
 
-def _weights(content: mmap.mmap, place: _Place, start: int) -> NDArray[np.float32]:
-    if place.kind not in _KINDS:
-        raise ValueError(f"weights of type {place.kind}; F32, F16, Q4_1 and Q8_0 are known")
-    kind = _KINDS[place.kind]
-    count = math.prod(place.shape) // kind.size
-    begin = start + place.offset
+def _weights(content: mmap.mmap, position: _Place, start: int) -> NDArray[np.float32]:
+    if position.kind not in _KINDS:
+        raise ValueError(f"weights of type {position.kind}; F32, F16, Q4_1 and Q8_0 are known")
+    kind = _KINDS[position.kind]
+    count = math.prod(position.shape) // kind.size
+    begin = start + position.offset
     blocks = np.frombuffer(content[begin : begin + count * kind.layout.itemsize], kind.layout)
     # A copy: what is returned outlives the file, and torch wants memory that may be written to.
-    return np.array(kind.decode(blocks), np.float32).reshape(place.shape)
+    return np.array(kind.decode(blocks), np.float32).reshape(position.shape)
 
 
 def _rotated(weight: Tensor, heads: int) -> Tensor:

@@ -4,10 +4,10 @@ A trial has to stay among the inputs that the denoiser knows, or it shows no mor
 confidence, scale and normaliser are the network's own. What that means depends on the hand-over:
 
 - `Logits`, `Probabilities`: a distribution is handed over, and another one can be. Truth: the position's own, in
-  which the true token changes places with the likeliest. Unigram: the shares of tokens in the data,
+  which the true token changes positions with the likeliest. Unigram: the fractions of tokens in the data,
   logits with the row's mean normaliser and mean logit of the mask.
 - All others hand over features. Truth: those that the anchor stage has where it reads the clean text. Unigram: the mean
-  over masked positions of other rows at the same noise level. Noise and mean also lose what features tell of places.
+  over masked positions of other rows at the same noise level. Noise and mean also lose what features tell of positions.
 
 Noise is the same for all: every masked position gets what another masked position of its row should have.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adlm.models.hand_over import Logits, Probabilities, Stage
+from adlm.models.hand_over import AnchorState, Logits, Probabilities
 from adlm.models.two_stage import TwoStage
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.types import Batch
@@ -32,8 +32,8 @@ class Trials:
     examples: residual stream and anchor features [N, D] at masked tokens, for the number of a noise level.
     """
 
-    def __init__(self, model: TwoStage, log_share: Tensor, examples: Callable[[int], tuple[Tensor, Tensor]]) -> None:
-        self.model, self.log_share, self.examples = model, log_share, examples
+    def __init__(self, model: TwoStage, log_fraction: Tensor, examples: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+        self.model, self.log_fraction, self.examples = model, log_fraction, examples
         self.kind = model.config.hand_over
         self.by_distribution = isinstance(self.kind, Logits | Probabilities)
         self._means: dict[int, tuple[Tensor, Tensor]] = {}
@@ -44,9 +44,9 @@ class Trials:
         if self.by_distribution:
             what = "logits" if isinstance(self.kind, Logits) else "probabilities"
             return {
-                "truth": f"its own {what}, in which the true token changes places with the likeliest",
+                "truth": f"its own {what}, in which the true token changes positions with the likeliest",
                 "noise": f"the {what} of another masked position of the row",
-                "unigram": f"the shares of tokens in the data, as {what} with the network's own normaliser",
+                "unigram": f"the fractions of tokens in the data, as {what} with the network's own normaliser",
             }
         return {
             "truth": "features of the anchor stage on the clean text",
@@ -55,7 +55,7 @@ class Trials:
         }
 
     def hand_overs(
-        self, level: int, stage: Stage, batch: Batch, masked: Tensor, t: Tensor | None, order: Tensor
+        self, level: int, stage: AnchorState, batch: Batch, masked: Tensor, t: Tensor | None, order: Tensor
     ) -> Iterator[tuple[str, Tensor]]:
         """The denoiser's input [B, L, D] under each trial.
 
@@ -75,11 +75,11 @@ class Trials:
             self._means[level] = residual.mean(0), anchor.mean(0)
         yield "unigram", self._input(_exchanged(stage, masked, *self._means[level]))
 
-    def _input(self, stage: Stage) -> Tensor:
+    def _input(self, stage: AnchorState) -> Tensor:
         handed: Tensor = self.model.hand_over(stage, self.model.anchor_head)
         return handed
 
-    def _distributions(self, stage: Stage, tokens: Tensor, masked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def _distributions(self, stage: AnchorState, tokens: Tensor, masked: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Both handed-over kinds are v M + b with v [V] the logits or probabilities of a position."""
         handed, row = self._input(stage), masked.nonzero()[:, 0]
         hidden, head, mask_id = stage.anchor[masked], self.model.anchor_head, self.model.vocabulary.mask_id
@@ -92,15 +92,15 @@ class Trials:
         told = handed[masked] + gain[:, None] * (matrix[tokens] - matrix[best])
         yield "truth", handed.masked_scatter(masked[..., None], told.to(handed.dtype))
         if is_logits:
-            shares = self.log_share.clone()
-            shares[mask_id] = 0
-            counted = torch.ones_like(shares)
+            fractions = self.log_fraction.clone()
+            fractions[mask_id] = 0
+            counted = torch.ones_like(fractions)
             counted[mask_id] = 0
-            plain = shares @ matrix + module.project.bias
+            plain = fractions @ matrix + module.project.bias
             plain = plain + _row_mean(normaliser, row, len(masked))[row, None] * (counted @ matrix)
             plain = plain + _row_mean(of_mask, row, len(masked))[row, None] * matrix[mask_id]
         else:
-            plain = (self.log_share.exp() @ matrix).expand(len(row), -1)
+            plain = (self.log_fraction.exp() @ matrix).expand(len(row), -1)
         yield "unigram", handed.masked_scatter(masked[..., None], plain.to(handed.dtype))
 
     def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -115,20 +115,20 @@ class Trials:
         return best, largest, normaliser, of_masks
 
 
-def _exchanged(stage: Stage, masked: Tensor, residual: Tensor, anchor: Tensor) -> Stage:
+def _exchanged(stage: AnchorState, masked: Tensor, residual: Tensor, anchor: Tensor) -> AnchorState:
     chosen = masked[..., None]
-    return Stage(
+    return AnchorState(
         stage.embedded, torch.where(chosen, residual, stage.residual), torch.where(chosen, anchor, stage.anchor)
     )
 
 
-def _moved(stage: Stage, masked: Tensor, order: Tensor) -> Stage:
+def _moved(stage: AnchorState, masked: Tensor, order: Tensor) -> AnchorState:
     """A row's masked positions in a random ring: each gets the features of the next."""
     ring = order.masked_fill(~masked, 2.0).argsort(-1)
     after = (ring.argsort(-1) + 1) % masked.sum(-1, keepdim=True).clamp_min(1)
     source = torch.where(masked, ring.gather(-1, after), torch.arange(masked.shape[1], device=masked.device))
     residual, anchor = (x.gather(1, source[..., None].expand_as(x)) for x in (stage.residual, stage.anchor))
-    return Stage(stage.embedded, residual, anchor)
+    return AnchorState(stage.embedded, residual, anchor)
 
 
 def _row_mean(values: Tensor, row: Tensor, rows: int) -> Tensor:

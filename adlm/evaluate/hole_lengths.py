@@ -36,7 +36,7 @@ class ContextMasking(CountMasking):
         scored = batch.scored
         front = torch.arange(scored.shape[1], device=scored.device) < scored.sum(-1, keepdim=True)
         _, _, t, masked, weight, _ = super().at(
-            level, Batch(batch.tokens, front, batch.index, batch.draw), mask_id, noise
+            level, Batch(batch.tokens, front, batch.index, batch.sample_id), mask_id, noise
         )
         masked = masked.gather(-1, (scored.cumsum(-1) - 1).clamp_min(0)) & scored
         return Corrupted(batch.tokens, batch.tokens.masked_fill(masked, mask_id), t, masked, weight)
@@ -70,7 +70,7 @@ def context_nats(
     for i, (row, counted) in enumerate(zip(rows, counts, strict=True)):
         tokens[i, : len(row)], valid[i, : len(row)] = torch.tensor(row), torch.tensor(counted)
     same = torch.zeros(len(rows), dtype=torch.long)
-    batch = Batch(tokens, valid, torch.arange(len(rows)), same, fixed=tokens == mask_id)
+    batch = Batch(tokens, valid, torch.arange(len(rows)), same, frozen=tokens == mask_id)
     objective = Nelbo(ContextMasking())
     parts = [
         position_nats(model, part.to(device), draws=draws, noise=noise, objective=objective).double().sum(-1).cpu()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer
+from adlm.distributed import DistributedContext
 from adlm.errors import ConfigError, DataError, MissingExtra, ModelError, optional_module
 from adlm.evaluate.gguf import read_llama
 from adlm.evaluate.work import Watch, each_of, weights_checksum
@@ -27,7 +28,6 @@ from adlm.models.io import load_model
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.linear_cross_entropy import nll
 from adlm.types import Batch
-from adlm.world import World
 
 LENGTH = 1024  # at which the field cuts texts
 SMOLLM2 = "smollm2"
@@ -39,7 +39,7 @@ _UNKNOWN_SHARE = 0.05
 Ids = NDArray[np.int64]
 
 
-class Reading(NamedTuple):
+class JudgeReading(NamedTuple):
     """Of n texts: nats [n] and how many tokens they are the sum of [n], features [n, D] after the last token."""
 
     nats: NDArray[np.float64]
@@ -65,7 +65,7 @@ class Judge(ABC):
         """The judge's own tokens of whole texts."""
 
     @abstractmethod
-    def read(self, rows: Sequence[Ids]) -> Reading:
+    def read(self, rows: Sequence[Ids]) -> JudgeReading:
         """Of texts as tokens, none longer than `length`."""
 
     @property
@@ -120,7 +120,7 @@ class TransformersJudge(Judge):
         return f"token {self.begin_id} stands before a text; its first token is scored"
 
     @torch.no_grad()
-    def read(self, rows: Sequence[Ids]) -> Reading:
+    def read(self, rows: Sequence[Ids]) -> JudgeReading:
         device = self._model.device
         begin = np.array([] if self.begin_id is None else [self.begin_id], np.int64)
         # Where nothing stands, token 0 is read, of which nothing is scored.
@@ -167,7 +167,7 @@ class LeftToRightJudge(Judge):
         return "as the model was trained: its first token is scored, exactly, given where rows begin"
 
     @torch.no_grad()
-    def read(self, rows: Sequence[Ids]) -> Reading:
+    def read(self, rows: Sequence[Ids]) -> JudgeReading:
         device = next(self._model.parameters(), torch.zeros(0)).device
         # What position l predicts is token l: the end token's place has seen the whole text.
         end = np.array([self.tokenizer.roles.eos_id])
@@ -175,9 +175,9 @@ class LeftToRightJudge(Judge):
         tokens, valid = _padded(whole, self.tokenizer.roles.pad_id)
         tokens, valid = tokens.to(device), valid.to(device)
         last = valid.sum(-1) - 1
-        place = torch.arange(tokens.shape[1], device=device)
-        scored = (place >= len(self.begin)) & (place < last[:, None])
-        with self._model.frozen():
+        position = torch.arange(tokens.shape[1], device=device)
+        scored = (position >= len(self.begin)) & (position < last[:, None])
+        with self._model.inference_weights():
             batch = Batch(tokens, valid, last, last)
             hidden = self._model.features(tokens, segments=batch.segments).final
             found = nll(self._model.logits, self.vocab_size, hidden[scored], tokens[scored]).double()
@@ -201,7 +201,7 @@ def open_judge(
     shown = name or SMOLLM2
     if (path / "tokenizer_roles.json").is_file():
         network, config, tokenizer = load_model(path, asked=f"asked for the judge {shown!r}")
-        judge: Judge = LeftToRightJudge(shown, network, config.rows, tokenizer, length=length)
+        judge: Judge = LeftToRightJudge(shown, network, config.packing, tokenizer, length=length)
     elif path.suffix == ".gguf":
         judge = _from_gguf(shown, path, length, begin)
     else:
@@ -228,7 +228,7 @@ def judge_texts(
     texts: Sequence[str],
     *,
     features: bool = True,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     partial: Path | None = None,
     made_of: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
@@ -269,9 +269,9 @@ def _check_known(judge: Judge, rows: Sequence[Ids], asked: str) -> None:
     if judge.unknown_id is None:
         return
     ids = np.concatenate(list(rows))
-    share = float((ids == judge.unknown_id).mean())
-    if share > _UNKNOWN_SHARE:
-        found = f"{share:.0%} of their tokens are unknown to its tokenizer"
+    fraction = float((ids == judge.unknown_id).mean())
+    if fraction > _UNKNOWN_SHARE:
+        found = f"{fraction:.0%} of their tokens are unknown to its tokenizer"
         raise DataError(asked, found, "take a judge that knows these words, such as smollm2")
 
 
@@ -295,14 +295,14 @@ def _padded(rows: Sequence[Ids], filler: int) -> tuple[Tensor, Tensor]:
     return tokens, valid
 
 
-def _reading(name: str, each: Tensor, scored: Tensor, features: Tensor) -> Reading:
+def _reading(name: str, each: Tensor, scored: Tensor, features: Tensor) -> JudgeReading:
     nats = torch.where(scored, each, 0.0).sum(-1)
     if not (nats.isfinite().all() and features.isfinite().all()):
         asked = f"asked the judge {name!r} for likelihoods"
         raise ModelError(
             asked, "values that are not finite", "check its weights: it is damaged, or not a language model"
         )
-    return Reading(nats.cpu().numpy(), scored.sum(-1).cpu().numpy(), features.float().cpu().numpy())
+    return JudgeReading(nats.cpu().numpy(), scored.sum(-1).cpu().numpy(), features.float().cpu().numpy())
 
 
 def _fitting(name: str, length: int | None, context: int) -> int:

@@ -58,11 +58,13 @@ def mauve(
     if not np.isfinite(both).all():
         raise ModelError(asked, "features that are not finite", "check the judge's weights")
     points = _reduced(both)
-    wanted = max(2, round(min(len(p), len(q)) / _TEXTS_A_CLUSTER)) if clusters is None else clusters
-    if not 2 <= wanted <= len(points):
-        raise ConfigError(f"{asked} with {wanted} clusters", f"{len(points):,} points", "give 2 to as many as points")
+    output_mask = max(2, round(min(len(p), len(q)) / _TEXTS_A_CLUSTER)) if clusters is None else clusters
+    if not 2 <= output_mask <= len(points):
+        raise ConfigError(
+            f"{asked} with {output_mask} clusters", f"{len(points):,} points", "give 2 to as many as points"
+        )
     # Texts that are equal share a point, and no more clusters than points can be found.
-    count = min(wanted, len(np.unique(points, axis=0)))
+    count = min(output_mask, len(np.unique(points, axis=0)))
     each = []
     for seed in seeds:
         labels = _clustered(points, count, seed) if count > 1 else np.zeros(len(points), np.int64)
@@ -74,8 +76,8 @@ def mauve(
 def frontier_area(p: NDArray[Any], q: NDArray[Any], *, scale: float = SCALE) -> float:
     """The area under the divergence frontier of two histograms [k], by straight lines between its points."""
     p, q = p / p.sum(), q / q.sum()
-    share = np.linspace(1 - _NEAREST, _NEAREST, _MIXTURES)[:, None]
-    mixed = share * p + (1 - share) * q
+    fraction = np.linspace(1 - _NEAREST, _NEAREST, _MIXTURES)[:, None]
+    mixed = fraction * p + (1 - fraction) * q
     # From (0, 1) to (1, 0).
     x = np.concatenate([[0.0], np.exp(-scale * _divergence(q, mixed)), [1.0]])
     y = np.concatenate([[1.0], np.exp(-scale * _divergence(p, mixed)), [0.0]])
@@ -109,8 +111,8 @@ def _reduced(features: Array) -> Array:
     centred = features - features.mean(0)
     # Eigenvectors of the smaller of the two products: texts are often fewer than features.
     _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
-    shares = np.cumsum(sizes**2) / max(float((sizes**2).sum()), np.finfo(float).tiny)
-    kept = 1 + int(np.searchsorted(shares, _VARIANCE))
+    fractions = np.cumsum(sizes**2) / max(float((sizes**2).sum()), np.finfo(float).tiny)
+    kept = 1 + int(np.searchsorted(fractions, _VARIANCE))
     found: Array = centred @ directions[: min(kept, len(sizes))].T
     return found
 

@@ -15,6 +15,7 @@ from adlm.data.loader import read_rows
 from adlm.data.table import Table
 from adlm.diffusion.corruption import CountMasking, UniformMasking
 from adlm.diffusion.schedule import LogLinear
+from adlm.distributed import DistributedContext
 from adlm.errors import ConfigError, ModelError, UnknownName
 from adlm.evaluate.bound import clean_objective, mean_of, position_nats
 from adlm.evaluate.documents import TextRows
@@ -27,7 +28,6 @@ from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.objectives.score_entropy import ScoreEntropy
 from adlm.randomness import Noise
 from adlm.types import Estimate
-from adlm.world import World
 
 # Of the masked diffusion bound, unbiased (importance: but for times below 1e-4). The first has the least variance.
 AGREEING: dict[str, Objective] = {
@@ -50,17 +50,17 @@ class Perplexity(NamedTuple):
     `draws` is 0 where the value is exact for each row.
     """
 
-    nats_a_row: Estimate
-    nats_a_token: Estimate
+    nats_per_row: Estimate
+    nats_per_token: Estimate
 
     @property
     def perplexity(self) -> float:
-        return _exp(self.nats_a_token.mean)
+        return _exp(self.nats_per_token.mean)
 
     @property
     def error(self) -> float:
         """Standard error of the perplexity, by the delta method."""
-        return self.perplexity * self.nats_a_token.error
+        return self.perplexity * self.nats_per_token.error
 
 
 def perplexity(
@@ -72,7 +72,7 @@ def perplexity(
     objective: Objective | None = None,
     batch: int = 64,
     seed: int = 0,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     through: Callable[[Callable[[LanguageModel], Tensor]], Tensor] | None = None,
     watch: Watch | None = None,
 ) -> Perplexity:
@@ -81,13 +81,13 @@ def perplexity(
     Args:
         objective: the bound, and how it is estimated; by default the exact likelihood, or the masked diffusion
             bound from stratified mask counts.
-        draws: noise levels a row.
+        draws: noise levels per row.
         batch: rows that a process scores at a time.
         world: the processes that share the work, where there are several, and the device.
         through: how to call a function with the model, where that takes more than calling it.
     """
     objective = objective or clean_objective(model)
-    world = world or World(device=next(model.parameters(), torch.zeros(0)).device)
+    world = world or DistributedContext(device=next(model.parameters(), torch.zeros(0)).device)
     count = min(rows or len(table), len(table))
     score = _scorer(model, table, objective, draws, seed, world.device, through)
     each = each_of(count, score, width=1, batch=batch, world=world, watch=watch)[:, 0]
@@ -97,7 +97,7 @@ def perplexity(
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredItems:
     """What each item (document or row) costs, and the tokens, characters and bytes of text that it holds: [items].
 
     `draws` is 0 where nats are exact.
@@ -115,7 +115,7 @@ class Scored:
         nats = ratio(self.nats, self.tokens)
         found = {
             "perplexity": (_exp(nats[0]), _exp(nats[0]) * nats[1], ""),
-            "nats_a_token": (*nats, "nats"),
+            "nats_per_token": (*nats, "nats"),
             "bits_a_byte": (*ratio(self.nats / math.log(2), self.bytes), "bits"),
             "bits_a_character": (*ratio(self.nats / math.log(2), self.characters), "bits"),
         }
@@ -137,11 +137,11 @@ def score_items(
     draws: int = 8,
     batch: int = 32,
     seed: int = 0,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     partial: Path | None = None,
     made_of: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
-) -> Scored:
+) -> ScoredItems:
     """What every item of the text costs; the same on any number of processes.
 
     Args:
@@ -149,7 +149,7 @@ def score_items(
         partial, made_of: as in `each_of`: an interrupted measurement goes on.
     """
     model.eval()
-    world = world or World(device=next(model.parameters(), torch.zeros(0)).device)
+    world = world or DistributedContext(device=next(model.parameters(), torch.zeros(0)).device)
     score = _scorer(model, table, objective, draws, seed, world.device)
 
     def checked(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -167,7 +167,7 @@ def score_items(
     )[:, 0]
     lengths = table.scored_lengths(np.arange(len(table)))
     nats, *sizes = (table.by_item(values) for values in (nats, lengths, table.characters, table.bytes))
-    return Scored(nats, sizes[0], sizes[1], sizes[2], _draws(objective, draws))
+    return ScoredItems(nats, sizes[0], sizes[1], sizes[2], _draws(objective, draws))
 
 
 def estimator(name: str, model: LanguageModel) -> Objective:
@@ -211,7 +211,7 @@ def _scorer(
     noise = Noise(seed).fork("perplexity")
 
     def score(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-        piece = read_rows(table, numbers, first_draw=int(numbers[0])).to(device)
+        piece = read_rows(table, numbers, first_sample_id=int(numbers[0])).to(device)
         with torch.no_grad():
             nats = call(lambda model: position_nats(model, piece, draws=draws, noise=noise, objective=objective))
         return nats.cpu().double().sum(-1, keepdim=True).numpy()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.data.catalog import open_source
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.source import Source

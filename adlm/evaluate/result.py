@@ -19,7 +19,7 @@ class Figure:
     """Args:
     error: one standard error, or None where the value is exact.
     kind: "exact", "bound" (the truth is at most this) or "estimate".
-    draws: Monte-Carlo draws an item, 0 where there are none.
+    draws: Monte-Carlo draws per item, 0 where there are none.
     """
 
     value: float
@@ -105,8 +105,8 @@ def _digits(value: float, error: float | None) -> str:
     """As many digits as the error lets stand."""
     if error is None or not math.isfinite(error) or error <= 0 or not math.isfinite(value):
         return f"{value:.4g}"
-    places = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{places}f} ± {error:.{places}f}"
+    positions = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{positions}f} ± {error:.{positions}f}"
 
 
 def _finite(value: Any) -> Any:

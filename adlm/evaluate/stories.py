@@ -92,9 +92,9 @@ def likelihood_figures(nats: Array, exact: Array, source: Stories, *, kind: str,
         return found.mean, found.error
 
     return {
-        "cross-entropy": Figure(*mean(nats), kind=kind, unit="nats a story", draws=draws),
-        "entropy": Figure(source.entropy(), kind="exact", unit="nats a story"),
-        "divergence": Figure(*mean(nats - exact), kind=kind, unit="nats a story", draws=draws),
+        "cross-entropy": Figure(*mean(nats), kind=kind, unit="nats per story", draws=draws),
+        "entropy": Figure(source.entropy(), kind="exact", unit="nats per story"),
+        "divergence": Figure(*mean(nats - exact), kind=kind, unit="nats per story", draws=draws),
     }
 
 
@@ -102,13 +102,13 @@ def sample_figures(texts: Sequence[str], source: Stories) -> dict[str, Figure]:
     """How many samples the grammar could have told, how likely it finds those, and what is wrong with the others."""
     found = [source.problems(text) for text in texts]
     flawless = [text for text, problems in zip(texts, found, strict=True) if not problems]
-    figures = {"flawless": _share(len(flawless), len(texts))}
+    figures = {"flawless": _fraction(len(flawless), len(texts))}
     if flawless:
         likely = mean_of(torch.tensor([source.log_likelihood(text) for text in flawless]), 0)
-        figures["log-likelihood of flawless"] = Figure(likely.mean, likely.error, unit="nats a story")
+        figures["log-likelihood of flawless"] = Figure(likely.mean, likely.error, unit="nats per story")
         figures["distinct among flawless"] = Figure(len(set(flawless)) / len(flawless), None, "exact")
     kinds = Counter(kind for problems in found for kind in {kind_of(problem) for problem in problems})
-    return figures | {f"share with {kind}": _share(count, len(texts)) for kind, count in kinds.most_common()}
+    return figures | {f"share with {kind}": _fraction(count, len(texts)) for kind, count in kinds.most_common()}
 
 
 def kind_of(problem: str) -> str:
@@ -119,7 +119,7 @@ def kind_of(problem: str) -> str:
     return "other"
 
 
-def _share(count: int, of: int) -> Figure:
+def _fraction(count: int, of: int) -> Figure:
     """With its binomial error, for which one more of each kind is taken to be there: 0 of 100 is not for sure 0."""
     likely = (count + 1) / (of + 2)
     return Figure(count / of, math.sqrt(likely * (1 - likely) / of))

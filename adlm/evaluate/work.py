@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adlm.distributed import DistributedContext
 from adlm.errors import AdlmError
-from adlm.world import World
 
 Watch = Callable[[int, int], None]  # items done, of how many
 
@@ -37,7 +37,7 @@ def each_of(
     *,
     width: int,
     batch: int,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     partial: Path | None = None,
     made_of: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
@@ -53,7 +53,7 @@ def each_of(
             and removed by whoever has stored the result.
         made_of: whatever decides the numbers: model, data, protocol, seed.
     """
-    world = world or World()
+    world = world or DistributedContext()
     key = checksum({"made_of": made_of or {}, "count": count, "width": width, "batch": batch})
     blocks = -(-count // batch)
     done = world.on_first(lambda: _read(partial, key))

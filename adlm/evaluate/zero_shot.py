@@ -95,16 +95,16 @@ def open_sets(
 
 
 def _open(chosen: ZeroShotSet, folder: Path | None, split: str | None) -> Opened:
-    place = None
+    position = None
     if folder is not None:
         named = [folder.expanduser() / name for name in (chosen.data, chosen.name)]
-        place = next((path for path in named if path.exists()), named[0])
-    source = open_source(chosen.data, folder=place, documents=chosen.rule)
+        position = next((path for path in named if path.exists()), named[0])
+    source = open_source(chosen.data, folder=position, documents=chosen.rule)
     known = source.splits
-    wanted = (split,) if split else chosen.splits
-    there = next((name for name in wanted if name in known), None)
+    output_mask = (split,) if split else chosen.splits
+    there = next((name for name in output_mask if name in known), None)
     if there is None:
-        raise UnknownName(f"split of {chosen.name}", wanted[0], known)
+        raise UnknownName(f"split of {chosen.name}", output_mask[0], known)
     next(source.pieces(there))  # says so where there is no text, or the Hub cannot be reached
     return Opened(chosen, source, there)
 

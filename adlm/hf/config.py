@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.data.tokenizer import Roles
 from adlm.errors import ConfigError
 from adlm.hf import modeling_adlm
@@ -31,7 +31,7 @@ class AdlmConfig(modeling_adlm.AdlmConfig):
         data = to_json(config)
         made = cls(
             network=data["network"],
-            rows=data["rows"],
+            rows=data["packing"],
             sampling=data["sampling"],
             run=data["run"],
             vocab_size=config.vocabulary.size,
@@ -49,7 +49,7 @@ class AdlmConfig(modeling_adlm.AdlmConfig):
         vocabulary = Vocabulary(self.vocab_size, self.mask_token_id)
         data = {
             "network": self.network,
-            "rows": self.rows,
+            "packing": self.rows,
             "sampling": self.sampling,
             "run": getattr(self, "run", None),
         }

@@ -31,7 +31,7 @@ def export(model: TextModel, folder: str | Path) -> None:
     """
     folder = Path(folder)
     made = wrapped(model)
-    tokenizer = fast_tokenizer(model.tokenizer, model.config.rows, causal=made.causal)
+    tokenizer = fast_tokenizer(model.tokenizer, model.config.packing, causal=made.causal)
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".saving-", dir=folder) as name:
         new = Path(name)

@@ -23,10 +23,10 @@ from adlm.models.io import ModelConfig
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.blocks import Blocks
-from adlm.samplers.board import StepView, Watch
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.named import canonical, sampler_for
 from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import StepCallback, StepEvent
 
 if TYPE_CHECKING:
     from adlm.hf.models import AdlmForMaskedLM
@@ -43,7 +43,7 @@ _ROWS = 64  # that a sampler has in hand at a time
 
 @dataclass
 class DiffusionOutput(ModelOutput):
-    """Sequences [B * num_return_sequences, L + new], and how many tokens a pass of a row gave on average."""
+    """Sequences [B * num_return_sequences, L + new], and how many tokens per pass of a row gave on average."""
 
     sequences: Tensor | None = None
     tokens_per_forward: float | None = None
@@ -133,7 +133,7 @@ def _sampler(network: LanguageModel, config: ModelConfig, given: Mapping[str, An
     if greedy:
         options = {name: value for name, value in options.items() if name not in _DRAWING} | {"top_k": 1}
     if "block_size" in options:
-        options.setdefault("window", config.rows.length)
+        options.setdefault("window", config.packing.length)
     return sampler_for(network, options.pop("sampler", None), options)
 
 
@@ -158,7 +158,7 @@ def _options(asked: Any) -> dict[str, Any]:
 
 def _new_tokens(config: ModelConfig, sampler: Sampler, given: Mapping[str, Any], shown: Tensor) -> int:
     """How many to write after each prompt, of which the positions `shown` [B, L] are there."""
-    length, longest = config.rows.length, int(shown.sum(-1).max())
+    length, longest = config.packing.length, int(shown.sum(-1).max())
     new = given.get("max_new_tokens", given.get("max_length", length) - shown.shape[1])
     windowed = isinstance(sampler, Blocks) and sampler.window is not None
     if new < 1:
@@ -175,7 +175,7 @@ def _new_tokens(config: ModelConfig, sampler: Sampler, given: Mapping[str, Any],
 
 def _canvas(texts: Tensor, numbers: Tensor, config: ModelConfig) -> Canvas:
     """Rows as the model knows them: where they were always full, blanks that stay blank follow."""
-    rows, mask_id, length = config.rows, config.vocabulary.mask_id, texts.shape[1]
+    rows, mask_id, length = config.packing, config.vocabulary.mask_id, texts.shape[1]
     if rows.padding_counts or not rows.pads:
         texts = F.pad(texts, (0, max(rows.length - length, 0)), value=mask_id)
     frozen = texts != mask_id
@@ -183,11 +183,11 @@ def _canvas(texts: Tensor, numbers: Tensor, config: ModelConfig) -> Canvas:
     return Canvas(texts, frozen, numbers)
 
 
-def _drafts(streamer: Any, start: int, end: int) -> Watch | None:
+def _drafts(streamer: Any, start: int, end: int) -> StepCallback | None:
     if not hasattr(streamer, "put_draft"):
         return None
 
-    def watch(view: StepView) -> None:
+    def watch(view: StepEvent) -> None:
         streamer.put_draft(view.tokens[:, start:end].cpu())
 
     return watch

@@ -253,7 +253,7 @@ class Network(nn.Module):
         size, width, layers = config.vocab_size, stack["width"], stack["layers"]
         self.embedding = Embedding(size, width, network["positions"])
         tied = self.embedding.tokens.weight if network["tied"] else None
-        first = Stack(stack, layers, 0, stack["reread"])
+        first = Stack(stack, layers, 0, stack.get("input_reinjection", stack.get("reread", 0)))
         self.two_stages = network["kind"] == "TwoStageConfig"
         if self.two_stages:
             self.anchor, self.anchor_head = first, Head(size, width, tied)
@@ -363,7 +363,7 @@ class AdlmForMaskedLM(AdlmModel):
         """
         if unknown.keys() - {"pad_token_id"}:  # which pipelines pass along
             raise TypeError(f"generate() of this file does not know {', '.join(unknown)}; the package adlm has more")
-        own, rows, device = self.config.sampling, self.config.rows["length"], self.device
+        own, rows, device = self.config.sampling, self.config.packing["length"], self.device
         steps, top_p = max_denoising_steps or own.get("steps", 256), top_p or own.get("top_p", 1.0)
         prompts = torch.empty(1, 0, dtype=torch.long) if input_ids is None else input_ids
         shown = torch.ones_like(prompts).bool() if attention_mask is None else attention_mask.bool()

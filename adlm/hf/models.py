@@ -51,7 +51,7 @@ class _Model(PreTrainedModel):
         self._tied_weights_keys = {name: first[key] for name, key in names if first.setdefault(key, name) != name}
         self.post_init()
         self.generation_config = GenerationConfig(
-            max_length=self.model_config.rows.length + self.causal,  # the token that rows begin with is one more
+            max_length=self.model_config.packing.length + self.causal,  # the token that rows begin with is one more
             do_sample=True,
             bos_token_id=config.bos_token_id,
             eos_token_id=config.eos_token_id,
@@ -111,7 +111,7 @@ class AdlmForMaskedLM(_Model):
             attention_mask: [B, L], 0 at padding, which changes nothing for the rest.
             labels: [B, L], -100 where nothing is scored. The loss is the mean cross-entropy, not the bound that this
                 package trains with.
-            t: [B], for networks that are told the time; without it, the share of masks in a row.
+            t: [B], for networks that are told the time; without it, the fraction of masks in a row.
         """
         _check_known(others)
         if t is None and self.network.timed:
@@ -168,7 +168,7 @@ class AdlmForCausalLM(_Model, GenerationMixin):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As of transformers; what is derived from the weights is made once."""
-        with self.network.frozen():
+        with self.network.inference_weights():
             return super().generate(*args, **kwargs)  # type: ignore[misc] # its protocol is stricter than its use
 
     def _check_starts(self, tokens: Tensor, segments: Tensor | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adlm.models.cache import Cache, Memory
+from adlm.models.cache import BlockCache, Cache
 from adlm.models.language_model import LanguageModel
 from adlm.models.layers import Block
 
@@ -28,11 +28,11 @@ class Past(Cache):
                 self._memories[block] = _PastMemory(past, layers)
                 layers += 1 if block.convolution is None else 2
 
-    def of(self, block: nn.Module) -> Memory:
+    def of(self, block: nn.Module) -> BlockCache:
         return self._memories[block]
 
 
-class _PastMemory(Memory):
+class _PastMemory(BlockCache):
     """Of one block: keys and values in the layer of this number, inputs of the convolution in the next."""
 
     def __init__(self, past: Any, layer: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from adlm.errors import ConfigError
 
 
-class Memory:
+class BlockCache:
     """Of one block: keys and values [B, H, L, D/H], and the last inputs of its short convolution."""
 
     def __init__(self, room: int) -> None:
@@ -63,11 +63,11 @@ class Cache:
 
     def __init__(self, rows: int, room: int, t: Tensor | None = None, segments: Tensor | None = None) -> None:
         self.rows, self.room, self.t, self.segments, self.length = rows, room, t, segments, 0
-        self._memories: dict[nn.Module, Memory] = {}
+        self._memories: dict[nn.Module, BlockCache] = {}
 
-    def of(self, block: nn.Module) -> Memory:
+    def of(self, block: nn.Module) -> BlockCache:
         if block not in self._memories:
-            self._memories[block] = Memory(self.room)
+            self._memories[block] = BlockCache(self.room)
         return self._memories[block]
 
     def segments_after(self, new: int) -> Tensor | None:

@@ -55,21 +55,21 @@ def count_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> Paramete
     return Parameters(sum(n for wide, n in sizes if wide), sum(n for wide, n in sizes if not wide))
 
 
-class Work(NamedTuple):
+class ForwardWork(NamedTuple):
     """Operations of one forward pass: `once` a call; for each token; for each wanted position, what the last block
     does after its attention; for each row of logits."""
 
     once: int
     token: int
-    wanted: int
+    output_mask: int
     logits: int
 
     def forward(self, tokens: int, positions: int) -> int:
         """Of a pass over so many tokens that makes logits at so many positions."""
-        return self.once + tokens * self.token + positions * (self.wanted + self.logits)
+        return self.once + tokens * self.token + positions * (self.output_mask + self.logits)
 
 
-def forward_work(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> Work:
+def forward_work(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> ForwardWork:
     """Of rows of `length` tokens."""
     stack, layers = shape_of(network)
     work = _work(stack, sum(layers), length, vocabulary.size)
@@ -91,8 +91,8 @@ def training_work(
     """Of one step, forward and backward.
 
     Args:
-        scored: share of the tokens whose loss is taken: 1 for left-to-right models, one half of a masked one's.
-        anchors: share of the tokens at which the anchor stage's loss is taken.
+        scored: fraction of the tokens whose loss is taken: 1 for left-to-right models, one half of a masked one's.
+        anchors: fraction of the tokens at which the anchor stage's loss is taken.
     """
     tokens = rows * length
     work = forward_work(network, vocabulary, length)
@@ -100,7 +100,12 @@ def training_work(
 
 
 def activation_bytes(
-    network: NetworkConfig, *, scored: float = 0.5, anchors: float = 0.0, short: int = 4, recompute: bool = False
+    network: NetworkConfig,
+    *,
+    scored: float = 0.5,
+    anchors: float = 0.0,
+    short: int = 4,
+    activation_checkpointing: bool = False,
 ) -> int:
     """What a training step keeps of each token for its backward pass.
 
@@ -119,7 +124,7 @@ def activation_bytes(
     before = 4 + short * (5 + bool(stack.convolution) + 3 * stack.query_key_norm) + 4 * stack.timed
     after = 4 + short * (1 + 2 * stack.mlp_ratio + 2 * bool(stack.dropout)) + (4 + 2 * short) * stack.timed
     widths = sum(layers) * (before + after) - (1 - scored) * after
-    if recompute:
+    if activation_checkpointing:
         widths = sum(layers) * 4 + before + after
     widths += scored * (8 + short)
     if len(layers) == 2:
@@ -127,9 +132,9 @@ def activation_bytes(
     return round(widths * stack.width)
 
 
-def _work(stack: StackConfig, layers: int, length: int, size: int) -> Work:
+def _work(stack: StackConfig, layers: int, length: int, size: int) -> ForwardWork:
     """Maps of 4 + 2 ratio times D x D a layer, 3 of them before attention; and a row of attention scores twice."""
     square = stack.width**2
     after = (1 + 2 * stack.mlp_ratio) * square
     token = layers * (3 * square + after + 2 * length * stack.width) - after
-    return Work(0, 2 * token, 2 * after, 2 * size * stack.width)
+    return ForwardWork(0, 2 * token, 2 * after, 2 * size * stack.width)

@@ -27,7 +27,7 @@ class Deriving(nn.Module):
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
+def inference_weights(model: nn.Module) -> Iterator[None]:
     """Inside, no parameter of `model` may change: derived weights are made once. Without gradients.
 
     Samplers and scorers run inside it. It may be nested: what the outermost made is dropped when it ends.

@@ -20,7 +20,7 @@ from adlm.types import Features
 Read = Callable[[Tensor, Cache, Tensor | None], Features]
 
 
-def read_in_passes(read: Read, vectors: Tensor, fed: range, cache: Cache, wanted: Tensor | None) -> Features:
+def read_in_passes(read: Read, vectors: Tensor, fed: range, cache: Cache, output_mask: Tensor | None) -> Features:
     """The features of new rows, of which positions `fed` read the final feature of the one before.
 
     A position at which a segment begins has none before it and reads its own vector.
@@ -33,7 +33,11 @@ def read_in_passes(read: Read, vectors: Tensor, fed: range, cache: Cache, wanted
     length = vectors.shape[1]
     segments = cache.segments_after(length)
     begins = None if segments is None else starts_of(segments)[..., None]
-    numbers = None if wanted is None else torch.arange(wanted.numel(), device=wanted.device).view_as(wanted)
+    numbers = (
+        None
+        if output_mask is None
+        else torch.arange(output_mask.numel(), device=output_mask.device).view_as(output_mask)
+    )
     bounds = [0, *range(fed.start, min(fed.stop, length)), length]
     parts: list[Features] = []
     read_at: list[Tensor] = []
@@ -45,7 +49,7 @@ def read_in_passes(read: Read, vectors: Tensor, fed: range, cache: Cache, wanted
                 before = torch.where(begins[:, start : start + 1], x[:, :1], before)
             x = torch.cat([before.to(x.dtype), x[:, 1:]], 1)
         # The last position is what the next part begins with.
-        these = None if wanted is None else wanted[:, start:end] | at_columns(wanted[:, start:end], [-1])
+        these = None if output_mask is None else output_mask[:, start:end] | at_columns(output_mask[:, start:end], [-1])
         part = read(x, cache, these)
         cache.length += end - start
         parts.append(part)
@@ -56,15 +60,15 @@ def read_in_passes(read: Read, vectors: Tensor, fed: range, cache: Cache, wanted
             read_at.append(numbers[:, start:end][these])
     anchors = [part.anchor for part in parts if part.anchor is not None]
     anchor = torch.cat(anchors, 1) if anchors else None
-    if wanted is None:
+    if output_mask is None:
         return Features(torch.cat([part.final for part in parts], 1), anchor)
-    return Features(_chosen(torch.cat([part.final for part in parts]), torch.cat(read_at), wanted), anchor)
+    return Features(_chosen(torch.cat([part.final for part in parts]), torch.cat(read_at), output_mask), anchor)
 
 
-def _chosen(final: Tensor, numbers: Tensor, wanted: Tensor) -> Tensor:
+def _chosen(final: Tensor, numbers: Tensor, output_mask: Tensor) -> Tensor:
     """Those [N, D] of the wanted positions [B, L], row by row, from features of positions with these numbers."""
     order = numbers.argsort()
-    return final[order[wanted.flatten()[numbers[order]]]]
+    return final[order[output_mask.flatten()[numbers[order]]]]
 
 
 def at_columns(like: Tensor, columns: Sequence[int]) -> Tensor:

@@ -16,7 +16,7 @@ from adlm.models.derived import Deriving
 from adlm.models.language_model import Embedding, Head, Vocabulary
 
 
-class Stage(NamedTuple):
+class AnchorState(NamedTuple):
     """What the first stage leaves, [B, L, D] each: its input, its residual stream, what its head reads."""
 
     embedded: Tensor
@@ -38,7 +38,7 @@ class HandOver(ABC):
 
 class HandOverModule(Deriving, ABC):
     @abstractmethod
-    def forward(self, stage: Stage, head: Head) -> Tensor:
+    def forward(self, stage: AnchorState, head: Head) -> Tensor:
         """The denoiser's input [B, L, D]."""
 
 
@@ -62,7 +62,7 @@ class _LogitsModule(HandOverModule):
         super().__init__()
         self.project = nn.Linear(vocabulary.size, width)
 
-    def forward(self, stage: Stage, head: Head) -> Tensor:
+    def forward(self, stage: AnchorState, head: Head) -> Tensor:
         joint, constant = self.derived("joint", lambda: self._joint(head))
         return F.linear(stage.anchor, joint, constant)
 
@@ -93,7 +93,7 @@ class _ProbabilitiesModule(HandOverModule):
         super().__init__()
         self.table = Embedding(vocabulary, width).tokens.weight if tied_to is None else tied_to.tokens.weight
 
-    def forward(self, stage: Stage, head: Head) -> Tensor:
+    def forward(self, stage: AnchorState, head: Head) -> Tensor:
         def soft(h: Tensor) -> Tensor:
             return head(h).softmax(-1).to(self.table.dtype) @ self.table
 
@@ -125,11 +125,11 @@ class _HiddenModule(HandOverModule):
         nn.init.zeros_(self.gate.bias)
         self.project = nn.Linear(width, width, bias=False)
 
-    def forward(self, stage: Stage, head: Head) -> Tensor:
+    def forward(self, stage: AnchorState, head: Head) -> Tensor:
         # Embeddings stay small where they are the head as well, and would drown in what is added to them.
         tokens = F.rms_norm(stage.embedded, stage.embedded.shape[-1:])
-        open_share = torch.sigmoid(self.gate(torch.cat([tokens, stage.anchor], dim=-1)))
-        return tokens + open_share * self.project(stage.anchor)
+        open_fraction = torch.sigmoid(self.gate(torch.cat([tokens, stage.anchor], dim=-1)))
+        return tokens + open_fraction * self.project(stage.anchor)
 
 
 @dataclass(frozen=True)
@@ -144,5 +144,5 @@ class Continued(HandOver):
 
 
 class _ContinuedModule(HandOverModule):
-    def forward(self, stage: Stage, head: Head) -> Tensor:
+    def forward(self, stage: AnchorState, head: Head) -> Tensor:
         return stage.residual

@@ -14,7 +14,7 @@ from adlm.errors import ConfigError
 _LEVELS = 127
 
 
-class Packed(NamedTuple):
+class Int8Weight(NamedTuple):
     """A weight [out, in] as the kernel wants it, and the scale [out] and zero [out] of its channels."""
 
     weight: Tensor
@@ -23,14 +23,14 @@ class Packed(NamedTuple):
     bias: Tensor | None
 
 
-def packed(weight: Tensor, bias: Tensor | None) -> Packed:
+def packed(weight: Tensor, bias: Tensor | None) -> Int8Weight:
     scale = (weight.abs().amax(1) / 127).clamp_min(1e-12).float()
     short = (weight / scale[:, None]).round().to(torch.int8)
     zero = torch.zeros(len(weight), dtype=torch.long)
-    return Packed(torch.ops.onednn.qlinear_prepack(short, None), scale, zero, bias)
+    return Int8Weight(torch.ops.onednn.qlinear_prepack(short, None), scale, zero, bias)
 
 
-def linear(x: Tensor, to: Packed) -> Tensor:
+def linear(x: Tensor, to: Int8Weight) -> Tensor:
     """As F.linear, x [..., in] -> [..., out]."""
     rows = x.reshape(-1, x.shape[-1])
     low, high = rows.amin(-1, keepdim=True).clamp_max(0), rows.amax(-1, keepdim=True).clamp_min(1e-12)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer, load_tokenizer
 from adlm.errors import AdlmError, ModelError
@@ -43,7 +43,7 @@ class ModelConfig:
 
     network: NetworkConfig
     vocabulary: Vocabulary
-    rows: Packing
+    packing: Packing
     run: dict[str, Any] | None = field(default=None, hash=False)
     sampling: dict[str, Any] = field(default_factory=dict, hash=False)
 
@@ -73,7 +73,7 @@ def save_model(
         tokenizer.save(new)
         (new / CONFIG).write_text(json.dumps({"format": FORMAT, **to_json(config)}, indent=2) + "\n")
         if may_replace(folder / CARD):
-            text = card_text(model, config.network, config.vocabulary, config.rows, facts)
+            text = card_text(model, config.network, config.vocabulary, config.packing, facts)
             (new / CARD).write_text(text, encoding="utf-8")
         write_weights(new / WEIGHTS, model, asked)
         # safetensors lets nobody else read what it writes; whoever may read the config may read the weights.

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from adlm.errors import ConfigError
 from adlm.models.cache import Cache
-from adlm.models.derived import frozen
+from adlm.models.derived import inference_weights
 from adlm.models.fed import at_columns, check_span, read_in_passes
 from adlm.models.int8 import check_supported
-from adlm.models.layers import Block, places_in, starts_of
+from adlm.models.layers import Block, positions_in, starts_of
 from adlm.models.stack import Stack
 from adlm.models.unpadded import moved, plan_for, put_back
 from adlm.types import Features
@@ -51,10 +51,10 @@ class NetworkConfig(ABC):
 
 
 class Embedding(nn.Module):
-    """Tokens [B, L] -> [B, L, D], with a learned vector for each of the first `positions` places if there are any.
+    """Tokens [B, L] -> [B, L, D], with a learned vector for each of the first `positions` positions if there are any.
 
     Rotary positions tell distances only. Where rows begin with their document, a fully masked row looks the same
-    everywhere to a masked model, and places are what it can know; in packed rows they mean nothing.
+    everywhere to a masked model, and positions are what it can know; in packed rows they mean nothing.
 
     Starts as published, uniform in +-1/sqrt(D); as the head too (`tied`), smaller, so that first guesses are nearly
     uniform over the vocabulary.
@@ -73,7 +73,7 @@ class Embedding(nn.Module):
         return self.placed(self.tokens(tokens), segments)
 
     def placed(self, x: Tensor, segments: Tensor | None = None, start: int = 0) -> Tensor:
-        """Vectors [B, L, D] with those of their places added.
+        """Vectors [B, L, D] with those of their positions added.
 
         Args:
             segments: [B, start + L].
@@ -85,10 +85,12 @@ class Embedding(nn.Module):
         if end > len(self.positions):
             raise ConfigError(
                 f"asked to read rows of {end} tokens",
-                f"the model has learned {len(self.positions)} places",
+                f"the model has learned {len(self.positions)} positions",
                 "use shorter rows, or a model with positions=0",
             )
-        return x + (self.positions[start:end] if segments is None else self.positions[places_in(segments)[:, start:]])
+        return x + (
+            self.positions[start:end] if segments is None else self.positions[positions_in(segments)[:, start:]]
+        )
 
 
 class Head(nn.Module):
@@ -138,7 +140,7 @@ class LanguageModel(nn.Module, ABC):
         t: Tensor | None = None,
         *,
         segments: Tensor | None = None,
-        wanted: Tensor | None = None,
+        output_mask: Tensor | None = None,
     ) -> Features:
         """Hidden states at every position.
 
@@ -151,13 +153,15 @@ class LanguageModel(nn.Module, ABC):
         """
         plan = plan_for(segments) if segments is not None and not self.timed else None
         if plan is None:
-            return self._features(tokens, t, segments, wanted)
-        packed_wanted = None if wanted is None else moved(plan, wanted, False)
+            return self._features(tokens, t, segments, output_mask)
+        packed_wanted = None if output_mask is None else moved(plan, output_mask, False)
         packed = self._features(moved(plan, tokens, self.vocabulary.mask_id), None, plan.segments, packed_wanted)
-        return put_back(plan, packed, wanted, tokens.shape)
+        return put_back(plan, packed, output_mask, tokens.shape)
 
     @abstractmethod
-    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
+    def _features(
+        self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
+    ) -> Features:
         """As `features`, on the rows as they are."""
 
     def fed_features(
@@ -168,7 +172,7 @@ class LanguageModel(nn.Module, ABC):
         t: Tensor | None = None,
         *,
         segments: Tensor | None = None,
-        wanted: Tensor | None = None,
+        output_mask: Tensor | None = None,
     ) -> Features:
         """As `features`, but tokens first .. first + count - 1 of each row are read as thoughts (arXiv 2412.06769).
 
@@ -184,14 +188,14 @@ class LanguageModel(nn.Module, ABC):
         check_span(tokens, first, count)
         self._check_causal("to be fed its own features")
         if count == 0:
-            return self.features(tokens, t, segments=segments, wanted=wanted)
+            return self.features(tokens, t, segments=segments, output_mask=output_mask)
         cache = Cache(len(tokens), tokens.shape[1], t, segments)
         inputs = shifted(tokens, self.vocabulary.mask_id, segments)
         fed = range(first + 1, first + count + 1)
         # No weight changes between the passes, so what is derived from them is made once, with gradients of its own.
         with_gradients = torch.is_grad_enabled()
-        with self.frozen(), torch.set_grad_enabled(with_gradients):
-            return read_in_passes(self._extended, self._vectors(inputs), fed, cache, wanted)
+        with self.inference_weights(), torch.set_grad_enabled(with_gradients):
+            return read_in_passes(self._extended, self._vectors(inputs), fed, cache, output_mask)
 
     def cache(self, rows: int, length: int, t: Tensor | None = None, *, segments: Tensor | None = None) -> Cache:
         """For `extend`, with room for rows of so many tokens. Of left-to-right models.
@@ -228,10 +232,10 @@ class LanguageModel(nn.Module, ABC):
         """
         inputs = self._inputs(tokens, cache)
         new = inputs.shape[1]
-        wanted = None
+        output_mask = None
         if new > 1 and not every:
-            wanted = (torch.arange(new, device=inputs.device) == new - 1).expand_as(inputs)
-        features = self._extended(self._vectors(inputs), cache, wanted)
+            output_mask = (torch.arange(new, device=inputs.device) == new - 1).expand_as(inputs)
+        features = self._extended(self._vectors(inputs), cache, output_mask)
         cache.length += new
         return features if every else features._replace(final=features.final.flatten(1))
 
@@ -247,8 +251,8 @@ class LanguageModel(nn.Module, ABC):
             raise ConfigError("asked to feed thoughts", "the cache has read something", "make a new cache")
         inputs = self._inputs(tokens, cache)
         fed = range(first + 1, first + count + 1)
-        wanted = at_columns(inputs, [*fed, -1])
-        features = read_in_passes(self._extended, self._vectors(inputs), fed, cache, wanted)
+        output_mask = at_columns(inputs, [*fed, -1])
+        features = read_in_passes(self._extended, self._vectors(inputs), fed, cache, output_mask)
         final = features.final.unflatten(0, (len(tokens), -1))
         # Where nothing follows the thoughts, the last of them is the end too.
         return features._replace(final=torch.cat([final[:, :count], final[:, -1:]], 1))
@@ -266,7 +270,7 @@ class LanguageModel(nn.Module, ABC):
         """[B, n] -> [B, n, D]: tokens as `_extended` reads them."""
         raise self._keeps_nothing()
 
-    def _extended(self, vectors: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+    def _extended(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
         """As `_features`, of new positions that read `vectors` [B, n, D] as they are."""
         raise self._keeps_nothing()
 
@@ -283,12 +287,13 @@ class LanguageModel(nn.Module, ABC):
         """[N, D] -> [N, V] of the anchor stage, the mask's own logit among them, as the official loss reads them."""
         raise ConfigError(f"asked {type(self).__name__} for anchor logits", "it has one stage", "use a two-stage model")
 
-    def frozen(self) -> AbstractContextManager[None]:
-        """`with model.frozen():` weights do not change inside, so what can be computed from them once, is."""
-        return frozen(self)
+    def inference_weights(self) -> AbstractContextManager[None]:
+        """`with model.inference_weights():` weights do not change inside, so what can be computed from them once,
+        is."""
+        return inference_weights(self)
 
     def checkpoint_activations(self, on: bool = True) -> None:
-        """Store one activation a block in training and compute the rest again: less memory, a third more work."""
+        """Store one activation per block in training and compute the rest again: less memory, a third more work."""
         for module in self.modules():
             if isinstance(module, Stack):
                 module.checkpointing = on

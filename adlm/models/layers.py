@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.models import int8
-from adlm.models.cache import Memory
+from adlm.models.cache import BlockCache
 from adlm.models.derived import Deriving
 
 
@@ -33,31 +33,31 @@ class Layout(NamedTuple):
     hidden: Tensor | None
     causal: bool = False
 
-    def at(self, places: Tensor) -> "Layout":
-        """Of the positions `places` [B, m] alone, as they see all others."""
-        rows, column = len(places), places[:, :, None, None, None]
+    def at(self, positions: Tensor) -> "Layout":
+        """Of the positions `positions` [B, m] alone, as they see all others."""
+        rows, column = len(positions), positions[:, :, None, None, None]
         cos, sin = (x.expand(rows, *x.shape[-4:]).take_along_dim(column, 1) for x in (self.cos, self.sin))
         hidden = self.hidden
         if hidden is not None:
-            hidden = hidden.expand(rows, 1, *hidden.shape[-2:]).take_along_dim(places[:, None, :, None], 2)
+            hidden = hidden.expand(rows, 1, *hidden.shape[-2:]).take_along_dim(positions[:, None, :, None], 2)
         return self._replace(cos=cos, sin=sin, hidden=hidden, causal=False)
 
 
 class Few(NamedTuple):
-    """A few positions of each row: places [B, m] in order, and which are meant [B, m] bool; others fill up."""
+    """A few positions of each row: positions [B, m] in order, and which are meant [B, m] bool; others fill up."""
 
-    places: Tensor
+    positions: Tensor
     meant: Tensor
 
 
-def few_of(wanted: Tensor) -> Few | None:
+def few_of(output_mask: Tensor) -> Few | None:
     """The wanted positions [B, L] bool; None where some row has so many that leaving out the others does not pay."""
-    counts = wanted.sum(-1)
+    counts = output_mask.sum(-1)
     most = max([1, *counts.tolist()])
-    if 4 * most > wanted.shape[1]:  # short rows gain nothing beyond a quarter, long ones little beyond a half
+    if 4 * most > output_mask.shape[1]:  # short rows gain nothing beyond a quarter, long ones little beyond a half
         return None
-    places = wanted.byte().argsort(dim=-1, descending=True, stable=True)[:, :most]
-    return Few(places, torch.arange(most, device=wanted.device) < counts[:, None])
+    positions = output_mask.byte().argsort(dim=-1, descending=True, stable=True)[:, :most]
+    return Few(positions, torch.arange(most, device=output_mask.device) < counts[:, None])
 
 
 def starts_of(segments: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def starts_of(segments: Tensor) -> Tensor:
     return F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=True)
 
 
-def places_in(segments: Tensor) -> Tensor:
+def positions_in(segments: Tensor) -> Tensor:
     """[B, L]: each position's number within its segment, so that padding on the left changes nothing."""
     index = torch.arange(segments.shape[1], device=segments.device)
     return index - (index * starts_of(segments)).cummax(-1).values
@@ -81,8 +81,8 @@ class Rotary(nn.Module):
         exponent = torch.arange(0, head_width, 2).float() / head_width
         self.register_buffer("inverse_frequency", 10_000.0**-exponent, persistent=False)
 
-    def forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        angles = places.float()[..., None] * self.inverse_frequency
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions.float()[..., None] * self.inverse_frequency
         return angles.cos(), angles.sin()
 
 
@@ -135,7 +135,7 @@ class ShortConvolution(nn.Module):
         self.before = size - 1 if causal else size // 2
         self.weight = nn.Parameter(torch.zeros(size, width))
 
-    def forward(self, x: Tensor, segments: Tensor | None, memory: Memory | None = None) -> Tensor:
+    def forward(self, x: Tensor, segments: Tensor | None, memory: BlockCache | None = None) -> Tensor:
         size, length = len(self.weight), x.shape[1]
         sides = (self.before, size - 1 - self.before)
         padded = F.pad(x, (0, 0, *sides)) if memory is None else memory.following(x, self.before)
@@ -210,8 +210,8 @@ class Block(Deriving):
         x: Tensor,
         layout: Layout,
         condition: Tensor | None,
-        wanted: Tensor | None = None,
-        memory: Memory | None = None,
+        output_mask: Tensor | None = None,
+        memory: BlockCache | None = None,
     ) -> Tensor:
         """x [B, L, D] -> [B, L, D], or [N, D] at the wanted positions.
 
@@ -221,24 +221,24 @@ class Block(Deriving):
             memory: of the positions before these, where rows are read in parts.
         """
         if self.timed:
-            return self._modulated(x, layout, condition, wanted, memory)
+            return self._modulated(x, layout, condition, output_mask, memory)
         w = self.derived("folded", lambda: self._folded(condition))
-        mixed = self._attention(F.layer_norm(x, x.shape[-1:], w.gain_1, w.shift_1), layout, wanted, memory)
-        if wanted is not None:
-            x = x[wanted]
+        mixed = self._attention(F.layer_norm(x, x.shape[-1:], w.gain_1, w.shift_1), layout, output_mask, memory)
+        if output_mask is not None:
+            x = x[output_mask]
         x = x + self._drop(self._product("out", mixed, w.out))
         h = F.layer_norm(x, x.shape[-1:], w.gain_2, w.shift_2)
         return x + self._drop(self._product("down", self._expanded(h), w.down, w.down_bias))
 
     def _modulated(
-        self, x: Tensor, layout: Layout, condition: Tensor | None, wanted: Tensor | None, memory: Memory | None
+        self, x: Tensor, layout: Layout, condition: Tensor | None, output_mask: Tensor | None, memory: BlockCache | None
     ) -> Tensor:
         assert self.modulation is not None
         modulation = self.modulation(condition)[:, None]
         shift_1, scale_1 = modulation.chunk(6, dim=-1)[:2]
-        mixed = self._attention(self.norm_1(x) * (1 + scale_1) + shift_1, layout, wanted, memory)
-        if wanted is not None:
-            x, modulation = x[wanted], modulation.expand(-1, x.shape[1], -1)[wanted]
+        mixed = self._attention(self.norm_1(x) * (1 + scale_1) + shift_1, layout, output_mask, memory)
+        if output_mask is not None:
+            x, modulation = x[output_mask], modulation.expand(-1, x.shape[1], -1)[output_mask]
         gate_1, shift_2, scale_2, gate_2 = modulation.chunk(6, dim=-1)[2:]
         x = x + gate_1 * self._drop(self.out(mixed))
         h = self.norm_2(x) * (1 + scale_2) + shift_2
@@ -268,12 +268,12 @@ class Block(Deriving):
         return gelu(self._mapped("up", self.up, h))
 
     def _attention(
-        self, h: Tensor, layout: Layout, wanted: Tensor | None = None, memory: Memory | None = None
+        self, h: Tensor, layout: Layout, output_mask: Tensor | None = None, memory: BlockCache | None = None
     ) -> Tensor:
         """What the heads gather, side by side, before the output map: [B, L, D], or [N, D] at the wanted positions."""
         if self.convolution is not None:
             h = self.convolution(h, layout.segments, memory)
-        few = few_of(wanted) if wanted is not None and self._may_leave_out_queries() else None
+        few = few_of(output_mask) if output_mask is not None and self._may_leave_out_queries() else None
         if few is None:
             qkv = self._heads(self._mapped("qkv", self.qkv, h))
             q, k = self._turned(qkv[:, :, :2], layout).unbind(2)
@@ -284,16 +284,16 @@ class Block(Deriving):
             width = h.shape[-1]
             kv = self._heads(F.linear(h, self.qkv.weight[width:]))
             k, v = self._turned(kv[:, :, :1], layout)[:, :, 0], kv[:, :, 1]
-            layout = layout.at(few.places)
-            q = self._heads(F.linear(h.take_along_dim(few.places[:, :, None], 1), self.qkv.weight[:width]))
+            layout = layout.at(few.positions)
+            q = self._heads(F.linear(h.take_along_dim(few.positions[:, :, None], 1), self.qkv.weight[:width]))
             q = self._turned(q, layout)[:, :, 0]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if memory is not None:
             k, v = memory.append(k, v)
         mixed = attend(q, k, v, causal=layout.causal, hidden=layout.hidden).transpose(1, 2).flatten(2)
-        if wanted is None:
+        if output_mask is None:
             return mixed
-        return mixed[wanted if few is None else few.meant]
+        return mixed[output_mask if few is None else few.meant]
 
     def _mapped(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
         # Adapters (LoRA) act only where their map is called.
@@ -315,7 +315,7 @@ class Block(Deriving):
         return x.unflatten(-1, (-1, self.heads, self.head_width))
 
     def _turned(self, x: Tensor, layout: Layout) -> Tensor:
-        """Queries or keys [B, L, j, H, D/H], of unit size where that is asked for, turned by their places."""
+        """Queries or keys [B, L, j, H, D/H], of unit size where that is asked for, turned by their positions."""
         if self.query_key_norm:
             x = F.rms_norm(x, x.shape[-1:])
         return rotate(x, layout.cos, layout.sin)

@@ -18,7 +18,7 @@ class OneStageConfig(NetworkConfig):
 
     Args:
         tied: the head is the embedding.
-        positions: places with a learned vector of their own; 0, as published, leaves them to the rotary ones.
+        positions: positions with a learned vector of their own; 0, as published, leaves them to the rotary ones.
     """
 
     stack: StackConfig = field(default_factory=StackConfig)
@@ -40,17 +40,19 @@ class OneStage(LanguageModel):
         self.stack = config.stack.build()
         self.head = Head(vocabulary, config.stack.width, tied_to=self.embedding if config.tied else None)
 
-    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
+    def _features(
+        self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
+    ) -> Features:
         if self.causal:
             tokens = shifted(tokens, self.vocabulary.mask_id, segments)
-        return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, wanted)[1])
+        return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, output_mask)[1])
 
     def _vectors(self, inputs: Tensor) -> Tensor:
         return self.embedding.tokens(inputs)
 
-    def _extended(self, vectors: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+    def _extended(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
         embedded = self.embedding.placed(vectors, cache.segments_after(vectors.shape[1]), cache.length)
-        return Features(self.stack(embedded, sigma_at(cache.t), wanted=wanted, cache=cache)[1])
+        return Features(self.stack(embedded, sigma_at(cache.t), output_mask=output_mask, cache=cache)[1])
 
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from adlm.errors import ConfigError
 from adlm.models.cache import Cache
 from adlm.models.derived import Deriving
-from adlm.models.layers import Block, Layout, Norm, Rotary, TimeEmbedding, places_in
+from adlm.models.layers import Block, Layout, Norm, Rotary, TimeEmbedding, positions_in
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class StackConfig:
         timed: the conditioning follows the time; otherwise, as published, it is that of t = 0 for all t.
         query_key_norm: queries and keys of unit size, which small runs learn faster with; not as published. Scores are
             then the root of a head's width at most: narrow heads cannot single out one of hundreds of tokens.
-        reread: the input enters at unit size, and is added again before the block of this number; 0, as published, is
-            never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
+        input_reinjection: the input enters at unit size, and is added again before the block of this number; 0, as
+            published, is never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
     """
 
     width: int = 128
@@ -37,7 +37,7 @@ class StackConfig:
     condition: int = 0
     timed: bool = False
     query_key_norm: bool = False
-    reread: int = 0
+    input_reinjection: int = 0
 
     def __post_init__(self) -> None:
         if min(self.width, self.heads, self.layers, self.mlp_ratio) < 1:
@@ -49,12 +49,12 @@ class StackConfig:
         if self.width % (2 * self.heads):
             raise ConfigError(
                 f"asked for width {self.width} with {self.heads} heads",
-                "rotary positions need an even number of channels a head",
+                "rotary positions need an even number of channels per head",
                 f"choose a multiple of {2 * self.heads}",
             )
-        if not 0 <= self.reread < self.layers:
+        if not 0 <= self.input_reinjection < self.layers:
             raise ConfigError(
-                f"asked to read tokens again before block {self.reread}",
+                f"asked to read tokens again before block {self.input_reinjection}",
                 f"blocks go from 0 to {self.layers - 1}",
                 "give one of them; 0 is never",
             )
@@ -103,7 +103,7 @@ class Stack(Deriving):
         x: Tensor,
         sigma: Tensor | None = None,
         segments: Tensor | None = None,
-        wanted: Tensor | None = None,
+        output_mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x [B, L, D] -> the residual stream after the last block, and what a head reads: that, normalised.
@@ -120,20 +120,20 @@ class Stack(Deriving):
         if cache is not None:
             segments = cache.segments_after(x.shape[1])
         layout = self._layout(x, segments, 0 if cache is None else cache.length)
-        last, again = len(self.blocks) - 1, self.config.reread
+        last, again = len(self.blocks) - 1, self.config.input_reinjection
         if again:
             x = embedded = F.rms_norm(x, x.shape[-1:])
         for i, block in enumerate(self.blocks):
             if again and i == again:
                 x = x + embedded
             memory = None if cache is None else cache.of(block)
-            arguments = (x, layout, condition, wanted if i == last else None, memory)
+            arguments = (x, layout, condition, output_mask if i == last else None, memory)
             # What a cache was given once it would be given again in the backward pass.
             if self.checkpointing and self.training and cache is None:
                 x = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x = block(*arguments)
-        return x, self._normalised(x, condition, wanted)
+        return x, self._normalised(x, condition, output_mask)
 
     def _layout(self, x: Tensor, segments: Tensor | None, start: int) -> Layout:
         """Of the positions `start` and after; `segments` [B, start + L] has those before them too."""
@@ -145,16 +145,16 @@ class Stack(Deriving):
             cos, sin = self.rotary(torch.arange(start, start + length, device=x.device)[:, None, None])
             return Layout(cos, sin, None, hidden, self.config.causal and not start)
         apart = (segments[:, start:, None] != segments[:, None, :])[:, None]
-        cos, sin = self.rotary(places_in(segments)[:, start:, None, None])
+        cos, sin = self.rotary(positions_in(segments)[:, start:, None, None])
         return Layout(cos, sin, segments, apart if hidden is None else apart | hidden)
 
-    def _normalised(self, x: Tensor, condition: Tensor | None, wanted: Tensor | None) -> Tensor:
+    def _normalised(self, x: Tensor, condition: Tensor | None, output_mask: Tensor | None) -> Tensor:
         if self.modulation is None:
             return self.norm(x)
         if self.config.timed:
             modulation = self.modulation(condition)[:, None]
-            if wanted is not None:
-                modulation = modulation.expand(-1, wanted.shape[1], -1)[wanted]
+            if output_mask is not None:
+                modulation = modulation.expand(-1, output_mask.shape[1], -1)[output_mask]
             shift, scale = modulation.chunk(2, dim=-1)
             return self.norm(x) * (1 + scale) + shift
         gain, shift = self.derived("last", lambda: self._last(condition))

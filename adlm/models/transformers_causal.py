@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from adlm.errors import ConfigError, ModelError, UnknownName, optional_module
 from adlm.models.cache import Cache
 from adlm.models.language_model import Head, LanguageModel, NetworkConfig, Vocabulary, shifted
-from adlm.models.layers import places_in
+from adlm.models.layers import positions_in
 from adlm.types import Features
 
 KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3")
@@ -82,18 +82,20 @@ class TransformersCausal(LanguageModel):
         self.network: Any = _network(config, vocabulary)
         self.head = _OwnHead(vocabulary, self.network.get_output_embeddings())
 
-    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
+    def _features(
+        self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
+    ) -> Features:
         vectors = self._vectors(shifted(tokens, self.vocabulary.mask_id, segments))
-        return self._read(vectors, segments, 0, None, wanted)
+        return self._read(vectors, segments, 0, None, output_mask)
 
     def _vectors(self, inputs: Tensor) -> Tensor:
         return self.network.get_input_embeddings()(inputs)
 
-    def _extended(self, vectors: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
-        return self._read(vectors, cache.segments_after(vectors.shape[1]), cache.length, cache, wanted)
+    def _extended(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
+        return self._read(vectors, cache.segments_after(vectors.shape[1]), cache.length, cache, output_mask)
 
     def _read(
-        self, vectors: Tensor, segments: Tensor | None, start: int, cache: Cache | None, wanted: Tensor | None
+        self, vectors: Tensor, segments: Tensor | None, start: int, cache: Cache | None, output_mask: Tensor | None
     ) -> Features:
         """Of the positions `start` and after; `segments` has those before them too, and `cache` what they left."""
         base, options = self.network.base_model, {}
@@ -101,21 +103,21 @@ class TransformersCausal(LanguageModel):
         self._check_length(end)
         if cache is not None or segments is not None:
             seen = torch.ones(length, end, dtype=torch.bool, device=vectors.device).tril(start)[None, None]
-            places = torch.arange(start, end, device=vectors.device)[None]
+            positions = torch.arange(start, end, device=vectors.device)[None]
             if segments is not None:
                 seen = seen & (segments[:, start:, None] == segments[:, None, :])[:, None]
-                places = places_in(segments)[:, start:]
-            options = {"attention_mask": seen.expand(len(vectors), -1, -1, -1), "position_ids": places}
+                positions = positions_in(segments)[:, start:]
+            options = {"attention_mask": seen.expand(len(vectors), -1, -1, -1), "position_ids": positions}
         past = None if cache is None else _Past(cache, base)
         final = base(inputs_embeds=vectors, past_key_values=past, use_cache=False, **options).last_hidden_state
-        return Features(final if wanted is None else final[wanted])
+        return Features(final if output_mask is None else final[output_mask])
 
     def _check_length(self, length: int) -> None:
-        places = getattr(self.network.base_model, "wpe", None)
-        if places is not None and length > places.num_embeddings:
+        positions = getattr(self.network.base_model, "wpe", None)
+        if positions is not None and length > positions.num_embeddings:
             raise ConfigError(
                 f"asked to read rows of {length} tokens",
-                f"the model has learned {places.num_embeddings} places",
+                f"the model has learned {positions.num_embeddings} positions",
                 "use shorter rows, or a model with rotary positions",
             )
 

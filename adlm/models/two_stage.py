@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from adlm.models.cache import Cache
-from adlm.models.hand_over import HandOver, Logits, Stage
+from adlm.models.hand_over import AnchorState, HandOver, Logits
 from adlm.models.language_model import (
     Embedding,
     Head,
@@ -58,51 +58,55 @@ class TwoStage(LanguageModel):
         self.anchor: Stack = config.anchor.build()
         self.anchor_head = Head(vocabulary, width, tied_to=tied_to)
         self.hand_over = config.hand_over.build(vocabulary, width, tied_to=tied_to)
-        self.denoiser: Stack = replace(config.anchor, layers=config.denoiser_layers, reread=0).build()
+        self.denoiser: Stack = replace(config.anchor, layers=config.denoiser_layers, input_reinjection=0).build()
         self.head = Head(vocabulary, width, tied_to=tied_to)
 
-    def _features(self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Features:
+    def _features(
+        self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
+    ) -> Features:
         stage = self.anchor_stage(tokens, t, segments=segments)
-        return Features(self._denoised(stage, t, segments, wanted), stage.anchor)
+        return Features(self._denoised(stage, t, segments, output_mask), stage.anchor)
 
     def _vectors(self, inputs: Tensor) -> Tensor:
         return self.embedding.tokens(inputs)
 
-    def _extended(self, vectors: Tensor, cache: Cache, wanted: Tensor | None) -> Features:
+    def _extended(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
         embedded = self.embedding.placed(vectors, cache.segments_after(vectors.shape[1]), cache.length)
         sigma = sigma_at(cache.t)
-        stage = Stage(embedded, *self.anchor(embedded, sigma, cache=cache))
+        stage = AnchorState(embedded, *self.anchor(embedded, sigma, cache=cache))
         handed_over = self.hand_over(stage, self.anchor_head)
-        return Features(self.denoiser(handed_over, sigma, wanted=wanted, cache=cache)[1], stage.anchor)
+        return Features(self.denoiser(handed_over, sigma, output_mask=output_mask, cache=cache)[1], stage.anchor)
 
-    def anchor_stage(self, tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> Stage:
+    def anchor_stage(self, tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> AnchorState:
         """What the first stage makes of rows [B, L], for `denoise`."""
         embedded = self._embedded(tokens, segments)
-        return Stage(embedded, *self.anchor(embedded, sigma_at(t), segments))
+        return AnchorState(embedded, *self.anchor(embedded, sigma_at(t), segments))
 
     def denoise(
         self,
-        stage: Stage,
+        stage: AnchorState,
         tokens: Tensor,
         t: Tensor | None = None,
         *,
         segments: Tensor | None = None,
-        wanted: Tensor | None = None,
+        output_mask: Tensor | None = None,
     ) -> Tensor:
         """The final features from a first stage that may have read the rows when less of them was visible.
 
         How much of the new `tokens` [B, L] the denoiser sees is its hand-over's affair: with `Logits` nothing, with
         `Hidden` all of them.
         """
-        return self._denoised(stage._replace(embedded=self._embedded(tokens, segments)), t, segments, wanted)
+        return self._denoised(stage._replace(embedded=self._embedded(tokens, segments)), t, segments, output_mask)
 
     def _embedded(self, tokens: Tensor, segments: Tensor | None) -> Tensor:
         if self.causal:
             tokens = shifted(tokens, self.vocabulary.mask_id, segments)
         return self.embedding(tokens, segments)
 
-    def _denoised(self, stage: Stage, t: Tensor | None, segments: Tensor | None, wanted: Tensor | None) -> Tensor:
-        return self.denoiser(self.hand_over(stage, self.anchor_head), sigma_at(t), segments, wanted)[1]
+    def _denoised(
+        self, stage: AnchorState, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
+    ) -> Tensor:
+        return self.denoiser(self.hand_over(stage, self.anchor_head), sigma_at(t), segments, output_mask)[1]
 
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)

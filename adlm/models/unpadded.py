@@ -12,11 +12,11 @@ from torch import Tensor
 
 from adlm.types import Features
 
-# Below this share of text in a batch, fewer rows repay the sorting. benchmarks/core/padding.py measures it.
+# Below this fraction of text in a batch, fewer rows repay the sorting. benchmarks/core/padding.py measures it.
 WORTHWHILE = 0.8
 
 
-class Plan(NamedTuple):
+class PackingPlan(NamedTuple):
     """Flat positions of all text, in the batch's order: `old` [T] in its rows, `new` [T] in the new ones."""
 
     old: Tensor
@@ -24,27 +24,27 @@ class Plan(NamedTuple):
     segments: Tensor
 
 
-def plan_for(segments: Tensor) -> Plan | None:
+def plan_for(segments: Tensor) -> PackingPlan | None:
     """Where texts of padded rows [B, L] go; None where that does not pay."""
     rows, length = segments.shape
     text = segments >= 0
     lengths = text.sum(-1)
     starts = text.to(torch.uint8).argmax(-1)
-    places = torch.arange(length, device=segments.device) - starts[:, None]
-    whole = bool((text == ((places >= 0) & (places < lengths[:, None]))).all())  # one run of text a row
+    positions = torch.arange(length, device=segments.device) - starts[:, None]
+    whole = bool((text == ((positions >= 0) & (positions < lengths[:, None]))).all())  # one run of text a row
     if not whole or int(lengths.sum()) > WORTHWHILE * segments.numel():
         return None
     row_of, first, count = _packed(lengths.tolist(), length)
     if count >= rows:
         return None
     target = torch.tensor(row_of, device=segments.device) * length + torch.tensor(first, device=segments.device)
-    new = (target[:, None] + places)[text]
+    new = (target[:, None] + positions)[text]
     old = text.flatten().nonzero()[:, 0]
     # Numbers that no two texts share.
     numbers = segments + torch.arange(rows, device=segments.device)[:, None] * (int(segments.max()) + 1)
     packed = torch.full((count * length,), -1, dtype=segments.dtype, device=segments.device)
     packed[new] = numbers[text]
-    return Plan(old, new, packed.view(count, length))
+    return PackingPlan(old, new, packed.view(count, length))
 
 
 def _packed(lengths: list[int], length: int) -> tuple[list[int], list[int], int]:
@@ -64,23 +64,23 @@ def _packed(lengths: list[int], length: int) -> tuple[list[int], list[int], int]
     return row_of, first, max(rows, 1)
 
 
-def moved(plan: Plan, values: Tensor, fill: int | bool) -> Tensor:
-    """[B, L] values of the texts in their new places."""
+def moved(plan: PackingPlan, values: Tensor, fill: int | bool) -> Tensor:
+    """[B, L] values of the texts in their new positions."""
     out = values.new_full((plan.segments.numel(),), fill)
     out[plan.new] = values.flatten()[plan.old]
     return out.view(plan.segments.shape)
 
 
-def put_back(plan: Plan, features: Features, wanted: Tensor | None, shape: torch.Size) -> Features:
+def put_back(plan: PackingPlan, features: Features, output_mask: Tensor | None, shape: torch.Size) -> Features:
     """Features of the packed rows as those of the batch [B, L]; zeros at padding."""
     anchor = None if features.anchor is None else _scattered(plan, features.anchor, shape)
-    if wanted is None:
+    if output_mask is None:
         return Features(_scattered(plan, features.final, shape), anchor)
     # Both are in the order of their own rows: the place of each wanted position among the new ones.
-    order = plan.new[wanted.flatten()[plan.old]].argsort().argsort()
+    order = plan.new[output_mask.flatten()[plan.old]].argsort().argsort()
     return Features(features.final[order], anchor)
 
 
-def _scattered(plan: Plan, x: Tensor, shape: torch.Size) -> Tensor:
+def _scattered(plan: PackingPlan, x: Tensor, shape: torch.Size) -> Tensor:
     out = x.new_zeros(shape.numel(), x.shape[-1])
     return out.index_copy(0, plan.old, x.flatten(0, 1)[plan.new]).view(*shape, -1)

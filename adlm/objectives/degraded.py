@@ -15,7 +15,8 @@ from adlm.types import Batch, Corrupted, Features
 
 @dataclass(frozen=True)
 class DegradedAnelbo(Anelbo):
-    """Anelbo whose anchor targets are each replaced, with chance `wrong`, by a token drawn evenly from the vocabulary.
+    """Anelbo whose anchor targets are each replaced, with probability `wrong`, by a token drawn evenly from the
+    vocabulary.
 
     Where anchors are and what they weigh stays as it is, and so does the clean bound. With 1 the anchor term tells
     the first stage nothing about the text.
@@ -26,7 +27,7 @@ class DegradedAnelbo(Anelbo):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.wrong <= 1:
-            raise ConfigError(f"asked for wrong anchors with chance {self.wrong}", "not in [0, 1]", "0 has none")
+            raise ConfigError(f"asked for wrong anchors with probability {self.wrong}", "not in [0, 1]", "0 has none")
 
     def _extra(
         self,
@@ -42,10 +43,10 @@ class DegradedAnelbo(Anelbo):
         return Anelbo._extra(replace(self, rule=Given()), model, features, told, corrupted, progress, noise)
 
 
-def spoilt(batch: Batch, chance: float, vocabulary: Vocabulary, noise: Noise) -> Tensor:
-    """Tokens [B, L], each exchanged with this chance for any but the mask, by the row's own noise."""
+def spoilt(batch: Batch, probability: float, vocabulary: Vocabulary, noise: Noise) -> Tensor:
+    """Tokens [B, L], each exchanged with this probability for any but the mask, by the row's own noise."""
     length = batch.tokens.shape[1]
-    whether, which = noise.fork("degraded").uniform(batch.draw, 2 * length).split(length, dim=1)
+    whether, which = noise.fork("degraded").uniform(batch.sample_id, 2 * length).split(length, dim=1)
     drawn = (which * (vocabulary.size - 1)).long()
     drawn = drawn + (drawn >= vocabulary.mask_id)
-    return torch.where(whether < chance, drawn, batch.tokens)
+    return torch.where(whether < probability, drawn, batch.tokens)

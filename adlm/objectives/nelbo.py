@@ -63,11 +63,11 @@ class Anelbo(Nelbo):
     rule: AnchorRule = field(default_factory=RareInSequence)
     gamma: float = 3e-3
     masked_only: bool = False
-    share: float = 1.0
+    fraction: float = 1.0
     stale: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
+        _check_fraction(self.fraction)
         if not 0 <= self.stale <= 1:
             raise ConfigError(f"asked for anchors stale by {self.stale}", "time goes from 0 to 1", "give a part of it")
 
@@ -83,7 +83,7 @@ class Anelbo(Nelbo):
         t, segments = corrupted.t, batch.segments
         before = earlier(batch, corrupted, self.stale, model.vocabulary.mask_id, noise)
         stage = model.anchor_stage(before, t, segments=segments)
-        final = model.denoise(stage, corrupted.x_t, t, segments=segments, wanted=corrupted.masked)
+        final = model.denoise(stage, corrupted.x_t, t, segments=segments, output_mask=corrupted.masked)
         return Features(final, stage.anchor)
 
     def _extra(
@@ -100,7 +100,7 @@ class Anelbo(Nelbo):
         # Zero at the very first step, and taken all the same: every step reaches the same parameters.
         gamma = min(self.gamma, progress)
         among = corrupted.masked if self.masked_only else batch.scored
-        chosen, up = drawn(self.rule.mark(batch) & among, self.share, batch, noise)
+        chosen, up = drawn(self.rule.mark(batch) & among, self.fraction, batch, noise)
         return _anchor_cost(model, features, batch, chosen, gamma * corrupted.weight * up)
 
 
@@ -114,10 +114,10 @@ class AnchoredCrossEntropy(CrossEntropy):
 
     rule: AnchorRule = field(default_factory=RareInSequence)
     gamma: float = 3e-3
-    share: float = 1.0
+    fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
+        _check_fraction(self.fraction)
 
     @property
     def trains_anchor(self) -> bool:
@@ -130,31 +130,31 @@ class AnchoredCrossEntropy(CrossEntropy):
             return None
         # Zero at the very first step, and taken all the same: every step reaches the same parameters.
         gamma = min(self.gamma, progress)
-        chosen, up = drawn(self.rule.mark(batch) & batch.scored, self.share, batch, noise)
+        chosen, up = drawn(self.rule.mark(batch) & batch.scored, self.fraction, batch, noise)
         return _anchor_cost(model, features, batch, chosen, gamma * up)
 
 
 def earlier(batch: Batch, corrupted: Corrupted, stale: float, mask_id: int, noise: Noise) -> Tensor:
     """x_t [B, L] as it was a random time before t, at most `stale`: with more of it masked.
 
-    With 1 - alpha = t, a token visible at t was still masked at t + d with chance d / (1 - t).
+    With 1 - alpha = t, a token visible at t was still masked at t + d with probability d / (1 - t).
     """
-    u = noise.fork("stale").uniform(batch.draw, 1 + corrupted.x_t.shape[1])
-    visible_share = (1 - corrupted.t.double()).clamp_min(1e-9)[:, None]
-    chance = stale * u[:, :1] / visible_share
-    return corrupted.x_t.masked_fill(batch.scored & (u[:, 1:] < chance), mask_id)
+    u = noise.fork("stale").uniform(batch.sample_id, 1 + corrupted.x_t.shape[1])
+    visible_fraction = (1 - corrupted.t.double()).clamp_min(1e-9)[:, None]
+    probability = stale * u[:, :1] / visible_fraction
+    return corrupted.x_t.masked_fill(batch.scored & (u[:, 1:] < probability), mask_id)
 
 
-def drawn(chosen: Tensor, share: float, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
-    """A random share of the chosen positions [B, L], by each row's own noise, and what they weigh [B, 1].
+def drawn(chosen: Tensor, fraction: float, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+    """A random fraction of the chosen positions [B, L], by each row's own noise, and what they weigh [B, 1].
 
     A fixed number of each row: left to chance too, an eighth of them would add half as much noise again.
     """
-    if share == 1:
+    if fraction == 1:
         return chosen, torch.ones(len(chosen), 1, device=chosen.device)
     n = chosen.sum(-1, keepdim=True)
-    k = (n * share).ceil()
-    u = noise.fork("anchors").uniform(batch.draw, chosen.shape[1]).masked_fill(~chosen, 2.0)
+    k = (n * fraction).ceil()
+    u = noise.fork("anchors").uniform(batch.sample_id, chosen.shape[1]).masked_fill(~chosen, 2.0)
     return chosen & (u.argsort(-1).argsort(-1) < k), (n / k.clamp_min(1)).float()
 
 
@@ -170,6 +170,6 @@ def _anchor_cost(model: LanguageModel, features: Features, batch: Batch, chosen:
     return (nll(model.anchor_logits, model.vocabulary.size, hidden, tokens) * weight).sum()
 
 
-def _check_share(share: float) -> None:
-    if not 0 < share <= 1:
-        raise ConfigError(f"asked for a share of {share} of the anchors", "not in (0, 1]", "1 takes them all")
+def _check_fraction(fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"asked for a fraction of {fraction} of the anchors", "not in (0, 1]", "1 takes them all")

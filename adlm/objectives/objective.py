@@ -28,7 +28,7 @@ class Objective(ABC):
 
     @abstractmethod
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
-        """Sums over the batch. `progress` in [0, 1] is the share of the run that is done, for terms that ramp."""
+        """Sums over the batch. `progress` in [0, 1] is the fraction of the run that is done, for terms that ramp."""
 
     @abstractmethod
     def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
@@ -41,7 +41,7 @@ class CrossEntropy(Objective):
 
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
         _check_direction(self, model, causal=True)
-        features = model.features(batch.tokens, segments=batch.segments, wanted=batch.scored)
+        features = model.features(batch.tokens, segments=batch.segments, output_mask=batch.scored)
         clean = self._clean(model, features, batch)
         extra = self._extra(model, features, batch, progress, noise)
         loss = clean.total if extra is None else clean.total + extra
@@ -50,7 +50,7 @@ class CrossEntropy(Objective):
     @torch.no_grad()
     def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
         _check_direction(self, model, causal=True)
-        features = model.features(batch.tokens, segments=batch.segments, wanted=batch.scored)
+        features = model.features(batch.tokens, segments=batch.segments, output_mask=batch.scored)
         return table(self._clean(model, features, batch).each, batch.scored)
 
     def _clean(self, model: LanguageModel, features: Features, batch: Batch) -> Nats:
@@ -90,12 +90,12 @@ class MaskedObjective(Objective, ABC):
             )
         _check_direction(self, model, causal=False)
         corrupted = self.corruption.at(level, batch, model.vocabulary.mask_id, noise)
-        features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
+        features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, output_mask=corrupted.masked)
         return table(self._clean(model, features.final, corrupted).each, corrupted.masked)
 
     def _features(self, model: LanguageModel, batch: Batch, corrupted: Corrupted, noise: Noise) -> Features:
         """Of the corrupted rows, at the masked positions, in training."""
-        return model.features(corrupted.x_t, corrupted.t, segments=batch.segments, wanted=corrupted.masked)
+        return model.features(corrupted.x_t, corrupted.t, segments=batch.segments, output_mask=corrupted.masked)
 
     @abstractmethod
     def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:
@@ -125,7 +125,7 @@ def _check_direction(objective: Objective, model: LanguageModel, *, causal: bool
 
 
 def table(each: Tensor, chosen: Tensor) -> Tensor:
-    """Values [N] of the chosen positions back in their places, [B, L]; 0 elsewhere."""
+    """Values [N] of the chosen positions back in position, [B, L]; 0 elsewhere."""
     return each.new_zeros(chosen.shape).masked_scatter(chosen, each)
 
 

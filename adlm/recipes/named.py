@@ -6,7 +6,7 @@ from typing import NamedTuple
 from adlm.errors import UnknownName
 from adlm.models.sizes import SIZES
 from adlm.recipes import published, small
-from adlm.recipes.twins import TWINS
+from adlm.recipes.matched import MATCHED_BASELINES
 from adlm.train.run import Run
 
 
@@ -61,7 +61,7 @@ def recipe(name: str) -> Run:
 def matched(name: str) -> Run | None:
     """The run that the one of this name is made to match; None for those that match none."""
     corpus, _, rest = name.partition("-")
-    for kind, anchored in TWINS.items():
+    for kind, anchored in MATCHED_BASELINES.items():
         if rest == kind or rest.startswith(f"{kind}-"):
             return recipe(f"{corpus}-{anchored}{rest.removeprefix(kind)}")
     return None

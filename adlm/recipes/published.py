@@ -1,4 +1,4 @@
-"""The published runs, and what they leave open: LM1B and OpenWebText, 512 rows a step, AdamW.
+"""The published runs, and what they leave open: LM1B and OpenWebText, 512 rows per step, AdamW.
 
 Settings are those of ADLM (arXiv 2505.18456), which are MDLM's (arXiv 2406.07524): 3e-4 after 2,500 steps of warm-up,
 no weight decay, gradients clipped at 1, averaged weights of .9999, dropout .1, bfloat16. As MDLM's baselines, SEDD and
@@ -23,9 +23,9 @@ from adlm.objectives.d3pm import D3pm
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.objectives.score_entropy import ScoreEntropy
-from adlm.recipes.twins import TWINS, twin
+from adlm.recipes.matched import MATCHED_BASELINES, matched_baseline
+from adlm.train.lr_schedules import Constant
 from adlm.train.optimizer import AdamW
-from adlm.train.rates import Constant
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 
 ROWS = 512
@@ -36,7 +36,7 @@ def lm1b(kind: str, size: str = "small") -> Run:
     """LM1B: a sentence a row of 128, never packed; bert-base-uncased's tokens."""
     data = Corpus("lm1b", "bert-base-uncased", Padded(128, crop=True))
     # A step shared out to as many as eight GPUs is computed in the same micro-batches as on one.
-    return _run(f"lm1b-{kind}", kind, size, data, micro_rows=64)
+    return _run(f"lm1b-{kind}", kind, size, data, micro_batch_size=64)
 
 
 def openwebtext(kind: str, size: str = "small") -> Run:
@@ -44,14 +44,16 @@ def openwebtext(kind: str, size: str = "small") -> Run:
     data = Corpus("openwebtext", "gpt2", Wrapped(1024, framed=True))
     # What fits on a GPU of 80 GB by the estimate of train/plan.py, for the largest of the kinds; and one to sixteen
     # GPUs compute the same micro-batches.
-    return _run(f"openwebtext-{kind}", kind, size, data, micro_rows=16 if size == "medium" else 32)
+    return _run(f"openwebtext-{kind}", kind, size, data, micro_batch_size=16 if size == "medium" else 32)
 
 
-def _run(name: str, kind: str, size: str, data: Corpus, *, micro_rows: int) -> Run:
+def _run(name: str, kind: str, size: str, data: Corpus, *, micro_batch_size: int) -> Run:
     if size != "small":
         name = f"{name}-{size}"
-    if kind in TWINS:
-        return twin(_run(name, TWINS[kind], size, data, micro_rows=micro_rows), kind, name=name)
+    if kind in MATCHED_BASELINES:
+        return matched_baseline(
+            _run(name, MATCHED_BASELINES[kind], size, data, micro_batch_size=micro_batch_size), kind, name=name
+        )
     network, objective = _model(kind, size)
     return Run(
         name,
@@ -60,15 +62,15 @@ def _run(name: str, kind: str, size: str, data: Corpus, *, micro_rows: int) -> R
         objective,
         TrainConfig(
             steps=STEPS,
-            tokens=ROWS * data.rows.length,
-            micro_rows=micro_rows,
+            tokens_per_step=ROWS * data.packing.length,
+            micro_batch_size=micro_batch_size,
             optimizer=AdamW(lr=3e-4, betas=(0.9, 0.999)),
-            rate=Constant(warmup=2500),
-            clip=1.0,
-            ema=0.9999,
+            lr_schedule=Constant(warmup=2500),
+            grad_clip=1.0,
+            ema_decay=0.9999,
             bf16=True,
         ),
-        ValidationConfig(every=10_000, rows=4096, draws=4, micro_rows=micro_rows),
+        ValidationConfig(every=10_000, num_rows=4096, draws=4, micro_batch_size=micro_batch_size),
         CheckpointConfig(every=2500),
     )
 
@@ -86,7 +88,7 @@ def _model(kind: str, size: str) -> tuple[NetworkConfig, Objective]:
         "d3pm": ("mdlm", D3pm(UniformMasking(steps=1000, times=times))),
     }
     if kind not in models:
-        raise UnknownName("published kind of model", kind, [*models, *TWINS])
+        raise UnknownName("published kind of model", kind, [*models, *MATCHED_BASELINES])
     form, objective = models[kind]
     network = published(form, size)
     if kind in ("sedd", "d3pm"):
@@ -95,5 +97,5 @@ def _model(kind: str, size: str) -> tuple[NetworkConfig, Objective]:
     return network, objective
 
 
-KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", "a2r", *TWINS, "sedd", "d3pm")
+KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", "a2r", *MATCHED_BASELINES, "sedd", "d3pm")
 OFFERED = ("small", *(size for size in SIZES if size != "small"))

@@ -23,14 +23,14 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
-from adlm.recipes.twins import TWINS, twin
+from adlm.recipes.matched import MATCHED_BASELINES, matched_baseline
+from adlm.train.lr_schedules import StableDecay
 from adlm.train.optimizer import Muon
-from adlm.train.rates import StableDecay
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 
 DEMO_KINDS = ("ar", "mdlm", "adlm")
 BOX_KINDS = ("adlm", "mdlm-same-cost")
-KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", "a2r", *TWINS)
+KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", "a2r", *MATCHED_BASELINES)
 OFFERED = ("nano", "micro", "tiny")
 _ROWS = 16
 
@@ -108,43 +108,45 @@ def cpu_run(
 
     Args:
         stages: layers of the anchor stage and of the denoiser.
-        draws: mask counts a row, in validation.
+        draws: mask counts per row, in validation.
         rows: of a step.
     """
-    if kind in TWINS:
-        anchored = cpu_run(name, TWINS[kind], data, stack, stages, steps=steps, warmup=warmup, draws=draws, rows=rows)
-        run = twin(anchored, kind, name=name)
+    if kind in MATCHED_BASELINES:
+        anchored = cpu_run(
+            name, MATCHED_BASELINES[kind], data, stack, stages, steps=steps, warmup=warmup, draws=draws, rows=rows
+        )
+        run = matched_baseline(anchored, kind, name=name)
         assert isinstance(run.network, OneStageConfig)
-        return replace(run, network=replace(run.network, stack=_rereading(run.network.stack, stages[0])))
-    network, objective = _model(kind, stack, stages, positions=data.rows.length if data.rows.pads else 0)
+        return replace(run, network=replace(run.network, stack=_reinjecting(run.network.stack, stages[0])))
+    network, objective = _model(kind, stack, stages, positions=data.packing.length if data.packing.pads else 0)
     train = TrainConfig(
         steps=steps,
-        tokens=rows * data.rows.length,
-        micro_rows=rows,
+        tokens_per_step=rows * data.packing.length,
+        micro_batch_size=rows,
         optimizer=Muon(lr=3e-3, matrix_lr=2e-2),
-        rate=StableDecay(warmup=warmup, decay=0.3),
+        lr_schedule=StableDecay(warmup=warmup, decay=0.3),
     )
-    validation = ValidationConfig(every=500, rows=256, draws=draws, micro_rows=rows)
+    validation = ValidationConfig(every=500, num_rows=256, draws=draws, micro_batch_size=rows)
     return Run(name, data, network, objective, train, validation, CheckpointConfig(every=500))
 
 
-def _rereading(stack: StackConfig, anchor_layers: int) -> StackConfig:
+def _reinjecting(stack: StackConfig, anchor_layers: int) -> StackConfig:
     """Masked models of one stage read their tokens again where the anchored ones they are compared with do.
 
     Left-to-right ones read them once: twice did them no good.
     """
-    return stack if stack.causal else replace(stack, reread=min(anchor_layers, stack.layers - 1))
+    return stack if stack.causal else replace(stack, input_reinjection=min(anchor_layers, stack.layers - 1))
 
 
 def _model(
     kind: str, stack: StackConfig, stages: tuple[int, int], *, positions: int
 ) -> tuple[NetworkConfig, Objective]:
-    """Rows that begin with their text let a model learn places (`positions`)."""
+    """Rows that begin with their text let a model learn positions (`positions`)."""
     stack = replace(stack, convolution=5, query_key_norm=True)
     masking, rule = CountMasking(), RareInSequence(5)
 
     def one(*, causal: bool = False) -> NetworkConfig:
-        return OneStageConfig(_rereading(replace(stack, causal=causal), stages[0]), tied=True, positions=positions)
+        return OneStageConfig(_reinjecting(replace(stack, causal=causal), stages[0]), tied=True, positions=positions)
 
     def two(*, causal: bool = False) -> NetworkConfig:
         anchor = replace(stack, layers=stages[0], causal=causal)

@@ -6,7 +6,6 @@ All are imported here, so that a stored configuration finds its kinds whichever 
 from adlm.samplers.analytic import Analytic
 from adlm.samplers.ancestral import Ancestral, Remasking
 from adlm.samplers.blocks import Blocks
-from adlm.samplers.board import Sample, StepView, Watch
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Choice, Digits, Pattern
 from adlm.samplers.filters import Allowed, Banned, Filter, Forced, MinP, RepetitionPenalty, Temperature, TopK, TopP
@@ -26,6 +25,7 @@ from adlm.samplers.remasking import (
     Rescale,
 )
 from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import Sample, StepCallback, StepEvent
 
 __all__ = [
     "Above",
@@ -66,9 +66,9 @@ __all__ = [
     "Rescale",
     "Sample",
     "Sampler",
-    "StepView",
+    "StepCallback",
+    "StepEvent",
     "Temperature",
     "TopK",
     "TopP",
-    "Watch",
 ]

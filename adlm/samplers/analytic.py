@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 from adlm.samplers.ancestral import OnGrid
-from adlm.samplers.board import Board, Guess
 from adlm.samplers.remasking import Never
+from adlm.samplers.state import Prediction, SamplerState
 
 
 @dataclass(frozen=True)
 class Analytic(OnGrid):
-    """Ancestral sampling whose chance to reveal is the network's own.
+    """Ancestral sampling whose probability to reveal is the network's own.
 
     Such a network gives unnormalised probabilities exp(a_v), a_v = logit_v - log(V - 1) (`ScoreEntropy`). Its scores
     exp(a_v) / (e^sigma - 1), moved back in time and multiplied by the transition as the paper says, reveal a blank
-    with the chance (alpha_s - alpha_t) / (1 - alpha_t) times Z = sum_v exp(a_v), and then v with chance exp(a_v) / Z.
-    Where Z is 1 that is `Ancestral`. Logits are needed at all blanks, since they decide which are revealed.
+    with the chance (alpha_s - alpha_t) / (1 - alpha_t) times Z = sum_v exp(a_v), and then v with probability exp(a_v)
+    / Z. Where Z is 1 that is `Ancestral`. Logits are needed at all blanks, since they decide which are revealed.
     """
 
-    def fill(self, board: Board) -> None:
+    def fill(self, board: SamplerState) -> None:
         constant = math.log(board.model.vocabulary.size - 1)
         tokens, confidence = board.tokens.clone(), board.confidence.clone()
         total = torch.zeros_like(confidence)
@@ -35,13 +35,13 @@ class Analytic(OnGrid):
                 tokens[new], measured = board.predict(new, t, step, measure=_total_and_confidence)
                 measured = measured.to(total.dtype)
                 total[new], confidence[new] = (measured[:, 0] - constant).exp(), measured[:, 1]
-            chance = Never().step(t, s, self.schedule, confidence).reveal
+            probability = Never().step(t, s, self.schedule, confidence).reveal
             last = step == self.steps - 1
-            fresh = blank & ((board.uniform("reveal", step) < chance * total) | last)
+            fresh = blank & ((board.uniform("reveal", step) < probability * total) | last)
             board.write(fresh, tokens[fresh], confidence[fresh])
             changed = fresh.any(-1)
             board.show(fresh, steps=self.steps)
 
 
-def _total_and_confidence(guess: Guess) -> Tensor:
+def _total_and_confidence(guess: Prediction) -> Tensor:
     return torch.stack([guess.raw.logsumexp(-1), guess.confidence], -1)

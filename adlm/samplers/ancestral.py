@@ -7,9 +7,9 @@ import torch
 
 from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.errors import ConfigError
-from adlm.samplers.board import Board
-from adlm.samplers.remasking import Cap, Never, RemaskRule, Step
+from adlm.samplers.remasking import Cap, Never, RemaskRule, ReverseStep
 from adlm.samplers.sampler import Unmasking
+from adlm.samplers.state import SamplerState
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class OnGrid(Unmasking, ABC):
         if self.steps < 1:
             raise ConfigError(f"asked for {self.steps} steps", "fewer than 1", "give 1 or more")
 
-    def walk(self, board: Board, rule: RemaskRule) -> None:
+    def walk(self, board: SamplerState, rule: RemaskRule) -> None:
         for step in range(self.steps):
             self.take(step, board, rule)
 
-    def take(self, step: int, board: Board, rule: RemaskRule) -> None:
+    def take(self, step: int, board: SamplerState, rule: RemaskRule) -> None:
         """One step of the grid, of the posterior with a rule's sigma."""
         blank = board.blank
         visible = board.open & ~blank
         t, s = 1 - step / self.steps, 1 - (step + 1) / self.steps
         change = rule.step(t, s, self.schedule, board.confidence.masked_fill(~visible, torch.inf))
         if step == self.steps - 1:  # some schedules and rules end with masks
-            change = Step(change.alpha_t, 1.0)
+            change = ReverseStep(change.alpha_t, 1.0)
         fresh = blank & (board.uniform("reveal", step) < change.reveal)
         # What the network is told is the time at which so much is visible: not t where a rule lets time stand.
         told = self.schedule.inverse(torch.tensor(change.alpha_t, dtype=torch.float64)).clamp(0, 1)
@@ -54,9 +54,9 @@ class OnGrid(Unmasking, ABC):
 
 @dataclass(frozen=True)
 class Ancestral(OnGrid):
-    """MDLM's: in each step a blank is revealed with chance (alpha_s - alpha_t) / (1 - alpha_t), and stays."""
+    """MDLM's: in each step a blank is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), and stays."""
 
-    def fill(self, board: Board) -> None:
+    def fill(self, board: SamplerState) -> None:
         self.walk(board, Never())
 
 
@@ -66,5 +66,5 @@ class Remasking(OnGrid):
 
     rule: RemaskRule = field(default_factory=Cap)
 
-    def fill(self, board: Board) -> None:
+    def fill(self, board: SamplerState) -> None:
         self.walk(board, self.rule)

@@ -8,9 +8,9 @@ from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.ancestral import Ancestral
-from adlm.samplers.board import Board, Watch
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.sampler import Unmasking
+from adlm.samplers.state import SamplerState, StepCallback
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Blocks(Unmasking):
 
     Args:
         inner: fills each block. Its own filters and stale_anchors hold, with fresh anchors at the start of a block.
-        size: tokens a block, counted from the first blank of each row.
+        size: tokens per block, counted from the first blank of each row.
         window: the network sees so many tokens at once, which lets a canvas be longer than what it was trained on:
             all of it at first, then the part that ends with the block. None: always the whole canvas.
     """
@@ -44,24 +44,29 @@ class Blocks(Unmasking):
             )
 
     def board(
-        self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None = None, stop: int | None = None
-    ) -> Board:
+        self,
+        model: LanguageModel,
+        canvas: Canvas,
+        noise: Noise,
+        watch: StepCallback | None = None,
+        stop: int | None = None,
+    ) -> SamplerState:
         return self.inner.board(model, canvas, noise, watch, stop)
 
-    def fill(self, board: Board) -> None:
+    def fill(self, board: SamplerState) -> None:
         everywhere = board.open
         length = everywhere.shape[1]
         window = min(self.window or length, length)
-        places = torch.arange(length, device=everywhere.device)
+        positions = torch.arange(length, device=everywhere.device)
         # Each row counts from its own first blank, so that its blocks do not depend on the rest of the batch.
         first_blank = board.blank.long().argmax(-1, keepdim=True)
         board.whole = False
         for block in range(-(-length // self.size)):
             start = first_blank + block * self.size
             end = (start + self.size).clamp_max(length)
-            inside = everywhere & (places >= start) & (places < end)
+            inside = everywhere & (positions >= start) & (positions < end)
             if board.stop is not None:
-                ended = (board.tokens == board.stop) & everywhere & (places < start)
+                ended = (board.tokens == board.stop) & everywhere & (positions < start)
                 inside &= ~ended.any(-1, keepdim=True)
             board.open = inside
             left = (end - window).clamp_min(0)

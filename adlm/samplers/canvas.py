@@ -12,7 +12,7 @@ from adlm.samplers.constraints import Constraint
 
 @dataclass(frozen=True)
 class Canvas:
-    """tokens [B, L] with the mask token at blanks; frozen [B, L] bool; rows [B] number the samples.
+    """tokens [B, L] with the mask token at blanks; frozen [B, L] bool; sample_ids [B] number the samples.
 
     A sample is a function of the seed and its row number, whatever else is in the batch. `constraints` bind what may
     be written in holes.
@@ -20,7 +20,7 @@ class Canvas:
 
     tokens: Tensor
     frozen: Tensor
-    rows: Tensor
+    sample_ids: Tensor
     constraints: tuple[Constraint, ...] = ()
 
     @classmethod
@@ -44,4 +44,6 @@ class Canvas:
         return cls(tokens, tokens != mask_id, torch.arange(len(rows)))
 
     def to(self, device: torch.device | str) -> "Canvas":
-        return replace(self, tokens=self.tokens.to(device), frozen=self.frozen.to(device), rows=self.rows.to(device))
+        return replace(
+            self, tokens=self.tokens.to(device), frozen=self.frozen.to(device), sample_ids=self.sample_ids.to(device)
+        )

@@ -38,7 +38,7 @@ class Language(ABC):
     lengths: tuple[int, ...] | None = None
 
     @abstractmethod
-    def allowed(self, hole: Sequence[int], place: int) -> Bools:
+    def allowed(self, hole: Sequence[int], position: int) -> Bools:
         """[V]: what may be written at a place of a hole that holds these tokens; its own does not count."""
 
     @abstractmethod
@@ -54,8 +54,8 @@ class Text(Language):
     def __init__(self, first: Bools, later: Bools) -> None:
         self.first, self.later = first, later
 
-    def allowed(self, hole: Sequence[int], place: int) -> Bools:
-        return self.later if place else self.first
+    def allowed(self, hole: Sequence[int], position: int) -> Bools:
+        return self.later if position else self.first
 
     def among(self, lengths: range) -> Sequence[int]:
         return lengths if self.first.any() and self.later.any() else ()
@@ -78,10 +78,10 @@ class Automaton(Language):
         pairs = np.unique(self.source.astype(np.int64) * len(accepts) + self.target)
         self._any_token = np.divmod(pairs, len(accepts))
 
-    def allowed(self, hole: Sequence[int], place: int) -> Bools:
-        before = self._forward(hole[:place])
+    def allowed(self, hole: Sequence[int], position: int) -> Bools:
+        before = self._forward(hole[:position])
         after = self.accepts
-        for token in reversed(hole[place + 1 :]):
+        for token in reversed(hole[position + 1 :]):
             source, target = self._moves(token)
             after = self._states(source[after[target]])
         out = np.zeros(self.size, bool)
@@ -119,7 +119,7 @@ class Automaton(Language):
 
 @dataclass(frozen=True)
 class Constraint:
-    """On the places start to end of one row of a canvas."""
+    """On the positions start to end of one row of a canvas."""
 
     row: int
     start: int
@@ -127,9 +127,9 @@ class Constraint:
     language: Language
 
 
-def bound_sites(row: Tensor, place: Tensor, constraints: Sequence[Constraint]) -> Tensor:
+def bound_sites(row: Tensor, position: Tensor, constraints: Sequence[Constraint]) -> Tensor:
     """[N] bool: which positions must be drawn one after another, since each limits the next."""
-    return _constraint_at(row, place, [each for each in constraints if each.language.binds]) >= 0
+    return _constraint_at(row, position, [each for each in constraints if each.language.binds]) >= 0
 
 
 def hold(logits: Tensor, sites: Sites, constraints: Sequence[Constraint]) -> Tensor:
@@ -137,26 +137,26 @@ def hold(logits: Tensor, sites: Sites, constraints: Sequence[Constraint]) -> Ten
     allowed = torch.ones(logits.shape, dtype=torch.bool)
     tokens = sites.tokens.cpu()
     known: dict[tuple[Language, tuple[int, ...], int], Tensor] = {}
-    places, numbers = sites.place.tolist(), _constraint_at(sites.row, sites.place, constraints).tolist()
-    for i, (place, number) in enumerate(zip(places, numbers, strict=True)):
+    positions, numbers = sites.position.tolist(), _constraint_at(sites.row, sites.position, constraints).tolist()
+    for i, (position, number) in enumerate(zip(positions, numbers, strict=True)):
         if number < 0:
             continue
         each = constraints[number]
         hole = tuple(tokens[each.row, each.start : each.end].tolist()) if each.language.binds else ()
-        key = (each.language, hole, place - each.start)
+        key = (each.language, hole, position - each.start)
         if key not in known:
             known[key] = torch.from_numpy(each.language.allowed(*key[1:]))
         allowed[i] = known[key]
     return logits.masked_fill(~allowed.to(logits.device), -math.inf)
 
 
-def _constraint_at(row: Tensor, place: Tensor, constraints: Sequence[Constraint]) -> Tensor:
+def _constraint_at(row: Tensor, position: Tensor, constraints: Sequence[Constraint]) -> Tensor:
     """[N]: the number of the constraint at each position, -1 where there is none."""
     if not constraints:
         return torch.full_like(row, -1)
     bounds = torch.tensor([(each.row, each.start, each.end) for each in constraints], device=row.device)
     rows, starts, ends = bounds.unbind(-1)
-    inside = (row[:, None] == rows) & (place[:, None] >= starts) & (place[:, None] < ends)
+    inside = (row[:, None] == rows) & (position[:, None] >= starts) & (position[:, None] < ends)
     return torch.where(inside.any(-1), inside.int().argmax(-1), -1)
 
 
@@ -340,9 +340,9 @@ def _arrivals(table: Ints, state: int, texts: TokenTexts) -> tuple[NDArray[Any],
     tokens = np.flatnonzero((table[state] >= 0)[texts.utf8[:, 0]] & (texts.lengths > 0))
     states = np.full(len(tokens), state, np.int32)
     found: list[tuple[NDArray[Any], Ints]] = []
-    for place in range(texts.utf8.shape[1]):
-        states = table[states, texts.utf8[tokens, place]]
-        ended = texts.lengths[tokens] == place + 1
+    for position in range(texts.utf8.shape[1]):
+        states = table[states, texts.utf8[tokens, position]]
+        ended = texts.lengths[tokens] == position + 1
         done, going = ended & (states >= 0), ~ended & (states >= 0)
         found.append((tokens[done], states[done]))
         tokens, states = tokens[going], states[going]

@@ -20,7 +20,7 @@ class Sites(NamedTuple):
 
     tokens: Tensor
     row: Tensor
-    place: Tensor
+    position: Tensor
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,14 @@ class Allowed(Filter):
 class Forced(Filter):
     """This token at this place of every row (counted from the row's start), if it is blank."""
 
-    place: int
+    position: int
     token: int
 
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
         forced = _kept(logits, _ids((self.token,), logits, "force").expand(len(logits), -1))
         # A token that other filters or the model exclude would leave nothing to draw.
         forced[:, self.token] = forced[:, self.token].clamp_min(0)
-        return torch.where((sites.place == self.place)[:, None], forced, logits)
+        return torch.where((sites.position == self.position)[:, None], forced, logits)
 
 
 def check_finite(logits: Tensor, sites: Sites) -> None:
@@ -183,7 +183,7 @@ def check_drawable(logits: Tensor, sites: Sites, filters: Sequence[Filter], mask
 
 def _asked(wrong: Tensor, sites: Sites) -> str:
     first = int(wrong.nonzero()[0, 0])
-    return f"asked to draw a token at place {int(sites.place[first])} of row {int(sites.row[first])}"
+    return f"asked to draw a token at place {int(sites.position[first])} of row {int(sites.row[first])}"
 
 
 def _largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 
 from adlm.diffusion.schedule import LogLinear, Schedule
-from adlm.samplers.board import Board
 from adlm.samplers.sampler import Unmasking
+from adlm.samplers.state import SamplerState
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class FirstHitting(Unmasking):
 
     schedule: Schedule = field(default_factory=LogLinear)
 
-    def fill(self, board: Board) -> None:
+    def fill(self, board: SamplerState) -> None:
         blank = board.blank
         u = board.uniform("hit").masked_fill(~blank, -1)
         order = u.argsort(-1, descending=True)
@@ -28,7 +28,7 @@ class FirstHitting(Unmasking):
         counts = blank.sum(-1)
         steps = int(counts.max())
         for step in range(steps):
-            place = order[:, step : step + 1]
-            fresh = torch.zeros_like(blank).scatter_(-1, place, (counts > step)[:, None])
-            board.reveal(fresh, times.gather(-1, place)[:, 0], step)
+            position = order[:, step : step + 1]
+            fresh = torch.zeros_like(blank).scatter_(-1, position, (counts > step)[:, None])
+            board.reveal(fresh, times.gather(-1, position)[:, 0], step)
             board.show(fresh, steps=steps)

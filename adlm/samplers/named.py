@@ -193,8 +193,8 @@ def _checked(name: str, value: object, kind: type) -> Any:
         return value
     elif kind is float and type(value) is int:
         return float(value)
-    wanted = {int: "a whole number", float: "a number", bool: "True or False", tuple: "a list of token ids"}
-    fix = f"give {wanted.get(kind, 'a name')}"
+    output_mask = {int: "a whole number", float: "a number", bool: "True or False", tuple: "a list of token ids"}
+    fix = f"give {output_mask.get(kind, 'a name')}"
     raise ConfigError(f"asked for {name}={value!r}", f"a value of type {type(value).__name__}", fix)
 
 

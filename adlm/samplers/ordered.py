@@ -7,10 +7,10 @@ from torch import Tensor
 
 from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.errors import ConfigError
-from adlm.samplers.board import Board
-from adlm.samplers.orders import Confidence, Drawn, Order
+from adlm.samplers.orders import Confidence, Order, PredictedOrder
 from adlm.samplers.paces import InSteps, Pace, Ranked
 from adlm.samplers.sampler import Unmasking
+from adlm.samplers.state import SamplerState
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Ordered(Unmasking):
         pace: how many of them a step; at least one of each row.
         agreeing: two-stage models reveal, beyond that, every blank at which the anchor stage's likeliest token is the
             one that was drawn from the denoiser: rows are done in fewer steps.
-        schedule: what models that are told the time are told, from the share of masks that they see.
+        schedule: what models that are told the time are told, from the fraction of masks that they see.
     """
 
     order: Order = field(default_factory=Confidence)
@@ -32,18 +32,18 @@ class Ordered(Unmasking):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.agreeing and not isinstance(self.order, Drawn):
+        if self.agreeing and not isinstance(self.order, PredictedOrder):
             raise ConfigError(
                 f"asked to reveal where both stages agree, in the order {type(self.order).__name__}",
                 "it draws no tokens that could agree before it chooses",
                 "use Confidence, Margin or LeastEntropy",
             )
 
-    def fill(self, board: Board) -> None:
+    def fill(self, board: SamplerState) -> None:
         at_first = board.blank.sum(-1)
         step = 0
         while bool((blank := board.blank).any()):
-            t = self.schedule.inverse(1 - board.masked_share).clamp(0, 1)
+            t = self.schedule.inverse(1 - board.masked_fraction).clamp(0, 1)
             agrees = board.anchor_measure(blank, t, lambda guess: guess.drawn) if self.agreeing else None
             offer = self.order.offer(board, blank, t, step)
             fresh = self._taken(blank, offer.score, offer.entropy, at_first, step)
@@ -70,9 +70,9 @@ class Ordered(Unmasking):
 
 
 def _best_first(scores: Tensor, tolerance: float = 1e-5) -> Tensor:
-    """Places [B, L] from the highest score to the lowest; equal ones from left to right.
+    """Positions [B, L] from the highest score to the lowest; equal ones from left to right.
 
-    Blanks in a row of blanks alone are equal to a model without places, but for rounding, which depends on what else
+    Blanks in a row of blanks alone are equal to a model without positions, but for rounding, which depends on what else
     is in the batch and must not decide. So those within `tolerance` of the next count as equal.
     """
     ranked, order = scores.sort(dim=-1, descending=True)

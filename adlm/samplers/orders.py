@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from adlm.samplers.board import Board, Guess
+from adlm.samplers.state import Prediction, SamplerState
 
 
 class Offer(NamedTuple):
@@ -26,20 +26,20 @@ class Offer(NamedTuple):
 @dataclass(frozen=True)
 class Order(ABC):
     @abstractmethod
-    def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
+    def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
         """What the blanks [B, L] offer at times t [B]."""
 
 
 @dataclass(frozen=True)
-class Drawn(Order, ABC):
+class PredictedOrder(Order, ABC):
     """Draw at every blank, then keep the best."""
 
     @abstractmethod
     def score(self, p: Tensor, confidence: Tensor) -> Tensor:
         """Probabilities [n, V], and those [n] of the tokens drawn -> [n]."""
 
-    def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
-        def measure(guess: Guess) -> Tensor:
+    def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
+        def measure(guess: Prediction) -> Tensor:
             p = guess.raw.softmax(-1)
             confidence = p.gather(-1, guess.drawn[:, None])[:, 0]
             return torch.stack([self.score(p, confidence), entropy(p), confidence], -1)
@@ -50,7 +50,7 @@ class Drawn(Order, ABC):
 
 
 @dataclass(frozen=True)
-class Confidence(Drawn):
+class Confidence(PredictedOrder):
     """The probability of the drawn token (MaskGIT arXiv 2202.04200, LLaDA arXiv 2502.09992)."""
 
     def score(self, p: Tensor, confidence: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Confidence(Drawn):
 
 
 @dataclass(frozen=True)
-class Margin(Drawn):
+class Margin(PredictedOrder):
     """The likeliest token's probability less the second's (arXiv 2502.06768)."""
 
     def score(self, p: Tensor, confidence: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Margin(Drawn):
 
 
 @dataclass(frozen=True)
-class LeastEntropy(Drawn):
+class LeastEntropy(PredictedOrder):
     """The surest distribution first (Dream arXiv 2508.15487)."""
 
     def score(self, p: Tensor, confidence: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class AnchorConfidence(Order):
     The vocabulary of the denoiser is then needed only where it writes.
     """
 
-    def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
+    def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
         measured = board.anchor_measure(blank, t, _sureness)
         return Offer(*measured.unbind(-1))
 
@@ -90,7 +90,7 @@ class AnchorConfidence(Order):
 class AnyOrder(Order):
     """By lot: what LLaDA calls random remasking. No logits are needed to choose."""
 
-    def offer(self, board: Board, blank: Tensor, t: Tensor, step: int) -> Offer:
+    def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
         score = board.uniform("order", step)[blank]
         return Offer(score, torch.full_like(score, torch.inf))
 
@@ -100,6 +100,6 @@ def entropy(p: Tensor) -> Tensor:
     return torch.special.entr(p).sum(-1)
 
 
-def _sureness(guess: Guess) -> Tensor:
+def _sureness(guess: Prediction) -> Tensor:
     p = guess.p
     return torch.stack([p.amax(-1), entropy(p)], -1)

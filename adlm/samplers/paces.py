@@ -38,7 +38,7 @@ class PerStep(Pace):
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise ConfigError(f"asked to reveal {self.k} tokens a step", "fewer than 1", "give 1 or more")
+            raise ConfigError(f"asked to reveal {self.k} tokens per step", "fewer than 1", "give 1 or more")
 
     def count(self, view: Ranked) -> Tensor:
         return torch.full_like(view.left, self.k)

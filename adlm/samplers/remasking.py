@@ -1,7 +1,7 @@
 """When to take a token back: the rules of ReMDM (arXiv 2503.00307) and of discrete flow matching, one posterior.
 
-From time t to the earlier s, a visible token is masked again with chance sigma, and a masked one is revealed with
-chance (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), so that the share of visible tokens is alpha_s whatever sigma
+From time t to the earlier s, a visible token is masked again with probability sigma, and a masked one is revealed with
+chance (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), so that the fraction of visible tokens is alpha_s whatever sigma
 is. It must not exceed sigma_max = min(1, (1 - alpha_s) / alpha_t). A rule says what sigma is.
 """
 
@@ -16,7 +16,7 @@ from adlm.diffusion.schedule import Schedule
 from adlm.errors import ConfigError
 
 
-class Step(NamedTuple):
+class ReverseStep(NamedTuple):
     """From alpha_t to alpha_s, with remasking chance sigma: one number, or one for each position [B, L]."""
 
     alpha_t: float
@@ -25,7 +25,7 @@ class Step(NamedTuple):
 
     @property
     def reveal(self) -> float | Tensor:
-        """The chance that a masked token is revealed."""
+        """The probability that a masked token is revealed."""
         if self.alpha_s >= 1:
             return 1.0
         return (self.alpha_s - (1 - self.sigma) * self.alpha_t) / (1 - self.alpha_t)
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class RemaskRule(ABC):
-    def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> Step:
+    def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> ReverseStep:
         """The step from time t to s.
 
         Args:
@@ -41,11 +41,11 @@ class RemaskRule(ABC):
         """
         alpha_t, alpha_s = (schedule.alpha(torch.tensor(x, dtype=torch.float64)).item() for x in (t, s))
         most = min(1.0, (1 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
-        return Step(alpha_t, alpha_s, self.sigma(alpha_t, alpha_s, most, confidence))
+        return ReverseStep(alpha_t, alpha_s, self.sigma(alpha_t, alpha_s, most, confidence))
 
     @abstractmethod
     def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float | Tensor:
-        """The chance to mask a visible token again, at most `most`."""
+        """The probability to mask a visible token again, at most `most`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Cap(RemaskRule):
     eta: float = 0.02
 
     def __post_init__(self) -> None:
-        _check_share("eta", self.eta)
+        _check_fraction("eta", self.eta)
 
     def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
         return min(self.eta, most)
@@ -76,7 +76,7 @@ class Rescale(RemaskRule):
     eta: float = 0.02
 
     def __post_init__(self) -> None:
-        _check_share("eta", self.eta)
+        _check_fraction("eta", self.eta)
 
     def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
         return self.eta * most
@@ -86,7 +86,7 @@ class Rescale(RemaskRule):
 class ByConfidence(RemaskRule):
     """ReMDM's conf: sigma_max shared out among the visible tokens, most to those drawn with the least confidence.
 
-    Masked tokens have no share of it, so that they come at MDLM's pace and up to one token a row is missing from
+    Masked tokens have no fraction of it, so that they come at MDLM's pace and up to one token a row is missing from
     alpha_s, as published; the last step brings them all.
     """
 
@@ -126,7 +126,7 @@ class FlowCorrector(RemaskRule):
 
 @dataclass(frozen=True)
 class Loop(RemaskRule):
-    """Reveal as MDLM until time `t_on`; stay at alpha_on until `t_off`, remasking with chance `eta`; then finish.
+    """Reveal as MDLM until time `t_on`; stay at alpha_on until `t_off`, remasking with probability `eta`; then finish.
 
     The two steps that pass t_on and t_off end where the line of alpha does; the official code goes on beyond it, which
     in few steps reveals too much.
@@ -138,15 +138,15 @@ class Loop(RemaskRule):
     alpha_on: float = 0.9
 
     def __post_init__(self) -> None:
-        _check_share("eta", self.eta)
+        _check_fraction("eta", self.eta)
         if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
             raise ConfigError(f"asked for {self}", "not 0 < t_off < t_on < 1 and 0 < alpha_on < 1", "mend them")
 
-    def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> Step:
+    def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> ReverseStep:
         alpha_t, alpha_s = self.alpha(t), self.alpha(s)
         if not self.t_off < t <= self.t_on:
-            return Step(alpha_t, alpha_s)
-        return Step(alpha_t, alpha_s, self.sigma(alpha_t, alpha_s, (1 - alpha_s) / alpha_t, confidence))
+            return ReverseStep(alpha_t, alpha_s)
+        return ReverseStep(alpha_t, alpha_s, self.sigma(alpha_t, alpha_s, (1 - alpha_s) / alpha_t, confidence))
 
     def alpha(self, t: float) -> float:
         if t > self.t_on:
@@ -159,6 +159,6 @@ class Loop(RemaskRule):
         return min(self.eta, most)
 
 
-def _check_share(name: str, value: float) -> None:
+def _check_fraction(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise ConfigError(f"asked for {name}={value}", "it is a chance", "give a number from 0 to 1")

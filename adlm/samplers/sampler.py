@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
-from adlm.samplers.board import Board, Sample, Watch
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Filter
+from adlm.samplers.state import Sample, SamplerState, StepCallback
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Sampler(ABC):
         canvas: Canvas,
         *,
         noise: Noise,
-        watch: Watch | None = None,
+        watch: StepCallback | None = None,
         stop: int | None = None,
     ) -> Sample:
         """Fill the canvas. The model's weights are not to change meanwhile.
@@ -35,19 +35,24 @@ class Sampler(ABC):
             stop: a token after which nothing of a row is wanted. Samplers that write from left to right leave a row
                 there and repeat the token to its end; others have written the rest by then.
         """
-        with model.frozen():
+        with model.inference_weights():
             board = self.board(model, canvas, noise, watch, stop)
             self.fill(board)
             return board.sample()
 
     def board(
-        self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None = None, stop: int | None = None
-    ) -> Board:
+        self,
+        model: LanguageModel,
+        canvas: Canvas,
+        noise: Noise,
+        watch: StepCallback | None = None,
+        stop: int | None = None,
+    ) -> SamplerState:
         """The board to fill; a model that the sampler cannot write with is refused."""
-        return Board(model, canvas, noise, watch, stop=stop, filters=self.filters)
+        return SamplerState(model, canvas, noise, watch, stop=stop, filters=self.filters)
 
     @abstractmethod
-    def fill(self, board: Board) -> None:
+    def fill(self, board: SamplerState) -> None:
         """Write a token at every blank of the board."""
 
 
@@ -69,15 +74,22 @@ class Unmasking(Sampler, ABC):
             )
 
     def board(
-        self, model: LanguageModel, canvas: Canvas, noise: Noise, watch: Watch | None = None, stop: int | None = None
-    ) -> Board:
+        self,
+        model: LanguageModel,
+        canvas: Canvas,
+        noise: Noise,
+        watch: StepCallback | None = None,
+        stop: int | None = None,
+    ) -> SamplerState:
         if model.causal:
             raise ConfigError(
                 f"asked {type(self).__name__} to unmask with a left-to-right model",
                 "it only sees what is on the left",
                 "use LeftToRight",
             )
-        board = Board(model, canvas, noise, watch, stop=stop, filters=self.filters, stale_anchors=self.stale_anchors)
+        board = SamplerState(
+            model, canvas, noise, watch, stop=stop, filters=self.filters, stale_anchors=self.stale_anchors
+        )
         if self.stale_anchors > 1:
             board.two_stages("stale anchors")
         return board

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 
-class Problem(BaseModel):
+class ErrorDetail(BaseModel):
     message: str
     type: str
     param: str | None
@@ -14,7 +14,7 @@ class Problem(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    error: Problem
+    error: ErrorDetail
 
 
 _SAID = {
@@ -59,14 +59,14 @@ class Filled(TypedDict):
     texts: list[str]
 
 
-class Scored(TypedDict):
+class ScoreResponse(TypedDict):
     nats: float | None
     error: float | None
     tokens: list[str]
     surprise: list[float | None]
 
 
-class Part(TypedDict):
+class CompletionChoice(TypedDict):
     text: str
     index: int
     logprobs: dict[str, Any] | None
@@ -84,5 +84,5 @@ class Completed(TypedDict):
     object: str
     created: int
     model: str
-    choices: list[Part]
+    choices: list[CompletionChoice]
     usage: Usage

@@ -14,14 +14,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from adlm import __version__
-from adlm.samplers.board import Board
-from adlm.serve.answers import ERRORS, Completed, Filled, Health, ModelEntry, ModelList, SamplerEntry, Scored
+from adlm.samplers.state import SamplerState
+from adlm.serve.answers import ERRORS, Completed, Filled, Health, ModelEntry, ModelList, SamplerEntry, ScoreResponse
 from adlm.serve.batcher import Ticket
 from adlm.serve.completions import Completion, answer, piece, usage
 from adlm.serve.engine import Engine, Job
 from adlm.serve.events import Appearance
 from adlm.serve.guard import Guard
-from adlm.serve.limits import Refused, check_given
+from adlm.serve.limits import RequestRefused, check_given
 from adlm.serve.metrics import Metrics
 from adlm.serve.pages import Page, pages
 from adlm.serve.requests import CompletionRequest, GenerateRequest, InfillRequest, Name, Sampling, ScoreRequest
@@ -63,23 +63,27 @@ def make_app(engine: Engine, *, key: str | None = None, studio: bool = False) ->
 
 
 def _explain_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> Response:
+    @app.exception_handler(RequestRefused)
+    async def refused(_: Request, error: RequestRefused) -> Response:
         return JSONResponse(error.body(), error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         if request.method == "POST" and "json" not in request.headers.get("Content-Type", ""):
-            return JSONResponse(Refused(400, "send JSON, with the header Content-Type: application/json").body(), 400)
+            return JSONResponse(
+                RequestRefused(400, "send JSON, with the header Content-Type: application/json").body(), 400
+            )
         param = ".".join(str(part) for part in first["loc"][1:])[:200] or None
         message = first["msg"] if param is None else f"{param}: {first['msg']}"
         code = "unsupported_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
-        return JSONResponse(Refused(400, message, param=param, code=code).body(), 400)
+        return JSONResponse(RequestRefused(400, message, param=param, code=code).body(), 400)
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> Response:
-        return JSONResponse(Refused(error.status_code, str(error.detail)).body(), error.status_code, error.headers)
+        return JSONResponse(
+            RequestRefused(error.status_code, str(error.detail)).body(), error.status_code, error.headers
+        )
 
 
 def _add_status(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
@@ -92,7 +96,7 @@ def _add_status(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/ready")
     async def ready() -> Health:
         if engine.draining:
-            raise Refused(503, "the server is about to stop", code="draining")
+            raise RequestRefused(503, "the server is about to stop", code="draining")
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -126,10 +130,10 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
             "prompt": bool(ask.prompt or ask.suffix),
         }
         if ask.max_tokens is not None and (ways["canvas"] or ways["text"]):
-            raise Refused(400, "max_tokens is for a prompt; here the blanks say it", param="max_tokens")
+            raise RequestRefused(400, "max_tokens is for a prompt; here the blanks say it", param="max_tokens")
         if sum(ways.values()) > 1:
             several = " and ".join(way for way, given in ways.items() if given)
-            raise Refused(400, f"{several} say different things; give one of them", param=several.split()[0])
+            raise RequestRefused(400, f"{several} say different things; give one of them", param=several.split()[0])
         stream = Stream()
         stream.follow(engine.submit(engine.named(ask.model), [Appearance(ask, limits, stream.tell)]))
 
@@ -140,7 +144,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
                     if not isinstance(event, Job):
                         yield line(event)
                         started = True
-            except Refused as error:
+            except RequestRefused as error:
                 if not started:
                     raise
                 yield line({"type": "error", **error.body()})
@@ -151,7 +155,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
     async def completions(request: Request, ask: CompletionRequest) -> Any:
         """As OpenAI's clients ask; a stream of server-sent events with `stream`."""
         if (problem := ask.unsupported()) is not None:
-            raise Refused(400, problem[1], param=problem[0], code="unsupported_parameter")
+            raise RequestRefused(400, problem[1], param=problem[0], code="unsupported_parameter")
         _check(engine, ask, (ask.n or 1) * len(ask.prompts), ask.max_tokens)
         name = engine.named(ask.model)
         head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
@@ -168,7 +172,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         """Texts with the holes filled."""
         _check(engine, ask, ask.n, None)
 
-        def few_enough(board: Board) -> None:
+        def few_enough(board: SamplerState) -> None:
             limits.check("tokens", int(board.open[0].sum()), param="text")
 
         def work(model: TextModel, _: Ticket) -> list[str]:
@@ -180,7 +184,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         return {"texts": texts}
 
     @app.post("/v1/score")
-    async def score(request: Request, ask: ScoreRequest) -> Scored:
+    async def score(request: Request, ask: ScoreRequest) -> ScoreResponse:
         """-log p of a text in nats, exact or as a bound with its standard error, and each token's part in it."""
 
         def work(model: TextModel, _: Ticket) -> Score:
@@ -227,7 +231,7 @@ async def _streamed(
             else:
                 yield line(event)
             started = True
-    except Refused as error:
+    except RequestRefused as error:
         if not started:
             raise
         yield line(error.body())

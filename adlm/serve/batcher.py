@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.models.cache import Cache
-from adlm.models.hand_over import Stage
+from adlm.models.hand_over import AnchorState
 from adlm.models.language_model import LanguageModel
 from adlm.models.two_stage import TwoStage
-from adlm.serve.reading import Reading, read_together
+from adlm.serve.reading import CachedReading, read_together
 from adlm.types import Features
 
 MOST_POSITIONS = 1 << 15  # in one pass
@@ -56,14 +56,14 @@ class Ticket:
             raise TimedOut
 
 
-class Rows(NamedTuple):
+class NetworkInput(NamedTuple):
     """What a pass reads: tokens [B, L], times [B] of timed models, segments [B, L], wanted [B, L], a first stage."""
 
     tokens: Tensor
     t: Tensor | None = None
     segments: Tensor | None = None
-    wanted: Tensor | None = None
-    stage: Stage | None = None
+    output_mask: Tensor | None = None
+    stage: AnchorState | None = None
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class _Call:
 
     ticket: Ticket
     kind: Kind | None = None
-    rows: Rows | Reading | None = None
+    rows: NetworkInput | CachedReading | None = None
     alone: Callable[[], Any] | None = None
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
@@ -80,7 +80,7 @@ class _Call:
 
     @property
     def positions(self) -> int:
-        if isinstance(self.rows, Reading):
+        if isinstance(self.rows, CachedReading):
             return self.rows.cache.rows * self.rows.cache.length  # they are looked at
         return 0 if self.rows is None else self.rows.tokens.numel()
 
@@ -130,26 +130,32 @@ class Batcher:
         """The network for one request: the same weights and class, its passes computed here."""
 
         def features(
-            tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None, wanted: Tensor | None = None
-        ) -> Features:
-            return self._ask(_Call(ticket, "features", Rows(tokens, self._times(t), segments, wanted)))
-
-        def anchor_stage(tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> Stage:
-            return self._ask(_Call(ticket, "anchor_stage", Rows(tokens, self._times(t), segments)))
-
-        def denoise(
-            stage: Stage,
             tokens: Tensor,
             t: Tensor | None = None,
             *,
             segments: Tensor | None = None,
-            wanted: Tensor | None = None,
+            output_mask: Tensor | None = None,
+        ) -> Features:
+            return self._ask(_Call(ticket, "features", NetworkInput(tokens, self._times(t), segments, output_mask)))
+
+        def anchor_stage(tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> AnchorState:
+            return self._ask(_Call(ticket, "anchor_stage", NetworkInput(tokens, self._times(t), segments)))
+
+        def denoise(
+            stage: AnchorState,
+            tokens: Tensor,
+            t: Tensor | None = None,
+            *,
+            segments: Tensor | None = None,
+            output_mask: Tensor | None = None,
         ) -> Tensor:
-            return self._ask(_Call(ticket, "denoise", Rows(tokens, self._times(t), segments, wanted, stage)))
+            return self._ask(
+                _Call(ticket, "denoise", NetworkInput(tokens, self._times(t), segments, output_mask, stage))
+            )
 
         def extend(tokens: Tensor, cache: Cache, *, every: bool = False) -> Features:
             if cache.length and tokens.shape[1] == 1 and not every:
-                return self._ask(_Call(ticket, "extend", Reading(tokens, cache)))
+                return self._ask(_Call(ticket, "extend", CachedReading(tokens, cache)))
 
             def alone() -> Features:
                 self._count(len(tokens))
@@ -180,7 +186,7 @@ class Batcher:
 
     def _work(self) -> None:
         threads = 0
-        with self.network.frozen():
+        with self.network.inference_weights():
             self._ready.set()
             while calls := self._next():
                 # This thread's own number, so that lanes do not share cores, and a single request has all of them.
@@ -198,14 +204,14 @@ class Batcher:
                 # Threads that were answered together come back one after another: worth a quarter of a pass.
                 alone = bool(self._waiting) and self._waiting[0].alone is not None
                 patience = 0.0 if alone else min(_PATIENCE, self._took / 4)
-                self._changed.wait_for(lambda: len(self._waiting) >= self._share or self._closed, patience)
+                self._changed.wait_for(lambda: len(self._waiting) >= self._fraction or self._closed, patience)
                 if self._closed:
                     return []
                 if self._waiting:  # otherwise another lane was quicker
                     return self._taken()
 
     @property
-    def _share(self) -> int:
+    def _fraction(self) -> int:
         """Of the running requests, as many as one lane computes at once."""
         return max(1, -(-self.running // len(self._lanes)))
 
@@ -215,7 +221,7 @@ class Batcher:
         for call in self._waiting[1:]:
             if first.kind is not None and call.kind == first.kind:
                 positions += call.positions
-                if positions > MOST_POSITIONS or len(taken) >= self._share:
+                if positions > MOST_POSITIONS or len(taken) >= self._fraction:
                     break
                 taken.append(call)
         self._waiting = [call for call in self._waiting if call not in taken]
@@ -255,10 +261,10 @@ class Batcher:
         if calls[0].alone is not None:
             return [calls[0].alone()]
         self._count(sum(len(call.rows.tokens) for call in calls if call.rows is not None))
-        readings = [call.rows for call in calls if isinstance(call.rows, Reading)]
+        readings = [call.rows for call in calls if isinstance(call.rows, CachedReading)]
         if readings:
             return read_together(self.network, readings)
-        parts = [call.rows for call in calls if isinstance(call.rows, Rows)]
+        parts = [call.rows for call in calls if isinstance(call.rows, NetworkInput)]
         kind = calls[0].kind
         assert kind is not None
         if len(parts) == 1:
@@ -267,18 +273,18 @@ class Batcher:
         return _apart(parts, together, _pass(self.network, kind, together))
 
 
-def _pass(network: LanguageModel, kind: Kind, rows: Rows) -> Any:
-    tokens, t, segments, wanted, stage = rows
+def _pass(network: LanguageModel, kind: Kind, rows: NetworkInput) -> Any:
+    tokens, t, segments, output_mask, stage = rows
     if kind == "features":
-        return network.features(tokens, t, segments=segments, wanted=wanted)
+        return network.features(tokens, t, segments=segments, output_mask=output_mask)
     assert isinstance(network, TwoStage)
     if kind == "anchor_stage":
         return network.anchor_stage(tokens, t, segments=segments)
     assert stage is not None
-    return network.denoise(stage, tokens, t, segments=segments, wanted=wanted)
+    return network.denoise(stage, tokens, t, segments=segments, output_mask=output_mask)
 
 
-def _together(parts: Sequence[Rows], mask_id: int) -> Rows:
+def _together(parts: Sequence[NetworkInput], mask_id: int) -> NetworkInput:
     """All rows in one batch, as long as the longest. Segments are left out where nothing needs them."""
     length = max(part.tokens.shape[1] for part in parts)
 
@@ -289,18 +295,18 @@ def _together(parts: Sequence[Rows], mask_id: int) -> Rows:
     segments = [torch.zeros_like(p.tokens) if p.segments is None else p.segments.to(p.tokens.dtype) for p in parts]
     stages = [part.stage for part in parts if part.stage is not None]
     times = [part.t for part in parts if part.t is not None]
-    every = all(part.wanted is None for part in parts) and len({part.tokens.shape[1] for part in parts}) == 1
-    return Rows(
+    every = all(part.output_mask is None for part in parts) and len({part.tokens.shape[1] for part in parts}) == 1
+    return NetworkInput(
         filled([part.tokens for part in parts], mask_id),
         torch.cat(times) if times else None,
         None if plain else filled(segments, -1),
         None if every else filled([_wanted(part) for part in parts], False),
-        Stage(*(_stacked(each, length) for each in zip(*stages, strict=True))) if stages else None,
+        AnchorState(*(_stacked(each, length) for each in zip(*stages, strict=True))) if stages else None,
     )
 
 
-def _wanted(part: Rows) -> Tensor:
-    return torch.ones_like(part.tokens, dtype=torch.bool) if part.wanted is None else part.wanted
+def _wanted(part: NetworkInput) -> Tensor:
+    return torch.ones_like(part.tokens, dtype=torch.bool) if part.output_mask is None else part.output_mask
 
 
 def _stacked(states: Sequence[Tensor], length: int) -> Tensor:
@@ -308,26 +314,26 @@ def _stacked(states: Sequence[Tensor], length: int) -> Tensor:
     return torch.cat([F.pad(x, (0, 0, 0, length - x.shape[1])) for x in states])
 
 
-def _apart(parts: Sequence[Rows], together: Rows, result: Any) -> list[Any]:
-    """Each part's share of what was computed for all."""
+def _apart(parts: Sequence[NetworkInput], together: NetworkInput, result: Any) -> list[Any]:
+    """Each part's fraction of what was computed for all."""
     found: list[Any] = []
-    row = place = 0
+    row = position = 0
     for part in parts:
         rows, length = part.tokens.shape
         own = slice(row, row + rows)
         count = int(_wanted(part).sum())
-        span = slice(place, place + count)
-        row, place = own.stop, span.stop
+        span = slice(position, position + count)
+        row, position = own.stop, span.stop
 
-        def final(x: Tensor, own: slice = own, span: slice = span, part: Rows = part) -> Tensor:
-            chosen = x[own] if together.wanted is None else x[span]
-            return chosen.view(*part.tokens.shape, -1) if part.wanted is None else chosen
+        def final(x: Tensor, own: slice = own, span: slice = span, part: NetworkInput = part) -> Tensor:
+            chosen = x[own] if together.output_mask is None else x[span]
+            return chosen.view(*part.tokens.shape, -1) if part.output_mask is None else chosen
 
         if isinstance(result, Features):
             anchor = None if result.anchor is None else result.anchor[own, :length]
             found.append(Features(final(result.final), anchor))
-        elif isinstance(result, Stage):
-            found.append(Stage(*(state[own, :length] for state in result)))
+        elif isinstance(result, AnchorState):
+            found.append(AnchorState(*(state[own, :length] for state in result)))
         else:
             found.append(final(result))
     return found

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adlm.samplers.board import SLICE, Board, StepView
+from adlm.samplers.state import SLICE, SamplerState, StepEvent
 from adlm.serve.batcher import Ticket
-from adlm.serve.limits import Limits, check_given, most_tokens
+from adlm.serve.limits import ServerLimits, check_given, most_tokens
 from adlm.serve.requests import CompletionRequest
 from adlm.serve.watched import shown, takes_back
 from adlm.text_model import TextModel
@@ -20,7 +20,7 @@ from adlm.text_model import TextModel
 Tell = Callable[[int, str], None]  # the number of a text among those of its prompt, and what comes next in it
 
 
-class Choice(NamedTuple):
+class CompletedText(NamedTuple):
     text: str
     finish: str  # "stop" or "length"
     tokens: int
@@ -35,7 +35,7 @@ class Completion:
     """
 
     def __init__(
-        self, ask: CompletionRequest, prompt: str, seed: int, limits: Limits, tell: Tell | None = None
+        self, ask: CompletionRequest, prompt: str, seed: int, limits: ServerLimits, tell: Tell | None = None
     ) -> None:
         self.ask, self.prompt, self.seed, self.limits, self.tell = ask, prompt, seed, limits, tell
         self.prompt_tokens = 0
@@ -44,7 +44,7 @@ class Completion:
         self._known: Tensor
         self._said: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
 
-    def __call__(self, model: TextModel, ticket: Ticket) -> list[Choice]:
+    def __call__(self, model: TextModel, ticket: Ticket) -> list[CompletedText]:
         ask = self.ask
         self.model = model
         check_given(model, self.limits, self.prompt, ask.suffix or "")
@@ -67,7 +67,7 @@ class Completion:
                 self.tell(row, choice.text[len(self._sent[row]) :])
         return choices
 
-    def _begin(self, board: Board) -> None:
+    def _begin(self, board: SamplerState) -> None:
         self.board, self.open = board, board.open.clone()
 
     def _written(self, row: int) -> tuple[list[int], bool]:
@@ -87,17 +87,17 @@ class Completion:
 
     def _cut(self, text: str) -> tuple[str, bool]:
         """Up to the first of the words to stop at, and whether there was one."""
-        places = [text.find(stop) for stop in self.ask.stops]
-        first = min((place for place in places if place >= 0), default=-1)
+        positions = [text.find(stop) for stop in self.ask.stops]
+        first = min((position for position in positions if position >= 0), default=-1)
         return (text, False) if first < 0 else (text[:first], True)
 
-    def _choice(self, row: int) -> Choice:
+    def _choice(self, row: int) -> CompletedText:
         ids, ended = self._written(row)
         text, stopped = self._cut(self._text(ids))
         logprobs = None if self.ask.logprobs is None else self._logprobs(row, ids, len(text) if stopped else None)
-        return Choice(text, "stop" if ended or stopped else "length", len(ids), logprobs)
+        return CompletedText(text, "stop" if ended or stopped else "length", len(ids), logprobs)
 
-    def _pass_on(self, view: StepView) -> None:
+    def _pass_on(self, view: StepEvent) -> None:
         assert self.tell is not None
         if not view.fresh.any():
             return  # the prompt is being read
@@ -117,30 +117,30 @@ class Completion:
             self._known = torch.zeros_like(where)
         self._features[where], self._known[where] = final, True
 
-    def _look_up(self, view: StepView) -> None:
+    def _look_up(self, view: StepEvent) -> None:
         """How likely the model found what this step has written, before any filter."""
         if self._features is None:
             return
         tokenizer, network = self.model.tokenizer, self.model.network
         size = max(1, SLICE // network.vocabulary.size)
-        all_rows, all_places = (view.fresh & self._known).nonzero(as_tuple=True)
-        for rows, places in zip(all_rows.split(size), all_places.split(size), strict=True):
-            logs = network.logits(self._features[rows, places]).log_softmax(-1)
-            own = logs.gather(-1, view.tokens[rows, places][:, None])[:, 0].tolist()
+        all_rows, all_positions = (view.fresh & self._known).nonzero(as_tuple=True)
+        for rows, positions in zip(all_rows.split(size), all_positions.split(size), strict=True):
+            logs = network.logits(self._features[rows, positions]).log_softmax(-1)
+            own = logs.gather(-1, view.tokens[rows, positions][:, None])[:, 0].tolist()
             top = logs.topk(min(self.ask.logprobs or 0, logs.shape[-1] - 1))
-            for row, place, value, best, ids in zip(
-                rows.tolist(), places.tolist(), own, top.values.tolist(), top.indices.tolist(), strict=True
+            for row, position, value, best, ids in zip(
+                rows.tolist(), positions.tolist(), own, top.values.tolist(), top.indices.tolist(), strict=True
             ):
                 names: dict[str, float] = {}
                 for i, log in zip(ids, best, strict=True):
                     names.setdefault(tokenizer.token(i), round(log, 6))  # parts of characters may look the same
-                self._said[row, place] = round(value, 6), names
+                self._said[row, position] = round(value, 6), names
 
     def _logprobs(self, row: int, ids: Sequence[int], most: int | None) -> dict[str, Any]:
-        places = self.open[row].nonzero()[:, 0].tolist()[: len(ids)]
+        positions = self.open[row].nonzero()[:, 0].tolist()[: len(ids)]
         offsets = [len(self._text(ids[:i])) for i in range(len(ids))]
         kept = [i for i, offset in enumerate(offsets) if most is None or offset < most]
-        said = [self._said[row, places[i]] for i in kept]
+        said = [self._said[row, positions[i]] for i in kept]
         return {
             "tokens": [self.model.tokenizer.token(ids[i]) for i in kept],
             "token_logprobs": [value for value, _ in said],
@@ -150,7 +150,7 @@ class Completion:
 
 
 def answer(
-    ask: CompletionRequest, parts: Sequence[tuple[Completion, Sequence[Choice]]], head: dict[str, Any]
+    ask: CompletionRequest, parts: Sequence[tuple[Completion, Sequence[CompletedText]]], head: dict[str, Any]
 ) -> dict[str, Any]:
     """The whole of it at once."""
     choices = [
@@ -171,7 +171,7 @@ def piece(head: dict[str, Any], index: int, text: str, finish: str | None = None
     return {**head, "choices": [{"text": text, "index": index, "logprobs": None, "finish_reason": finish}]}
 
 
-def usage(parts: Sequence[tuple[Completion, Sequence[Choice]]]) -> dict[str, int]:
+def usage(parts: Sequence[tuple[Completion, Sequence[CompletedText]]]) -> dict[str, int]:
     read = sum(part.prompt_tokens for part, _ in parts)
     written = sum(choice.tokens for _, found in parts for choice in found)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

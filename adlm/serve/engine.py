@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 
 from adlm.serve.batcher import Batcher, Cancelled, Ticket, TimedOut
-from adlm.serve.limits import Limits, Refused
+from adlm.serve.limits import RequestRefused, ServerLimits
 from adlm.text_model import TextModel
 
 T = TypeVar("T")
@@ -36,9 +36,9 @@ class Job(Generic[T]):
 class Engine:
     """Served models by name, the first of them the one that is meant where none is named."""
 
-    def __init__(self, models: Mapping[str, TextModel], limits: Limits | None = None) -> None:
+    def __init__(self, models: Mapping[str, TextModel], limits: ServerLimits | None = None) -> None:
         self.models: Final = dict(models)
-        self.limits: Final = limits or Limits()
+        self.limits: Final = limits or ServerLimits()
         self.batchers: Final = {name: Batcher(model.network.eval()) for name, model in self.models.items()}
         self.draining = False
         self.cancelled = self.timed_out = 0
@@ -78,7 +78,7 @@ class Engine:
             return next(iter(self.models))
         if name not in self.models:
             known = ", ".join(self.models)
-            raise Refused(404, f"no model of that name is served here; there is {known}", param="model",
+            raise RequestRefused(404, f"no model of that name is served here; there is {known}", param="model",
                           code="model_not_found")  # fmt: skip
         return name
 
@@ -86,10 +86,10 @@ class Engine:
         """All of them, or none where there is no room for all."""
         with self._lock:
             if self.draining:
-                raise Refused(503, "the server is about to stop", code="draining", retry=5)
+                raise RequestRefused(503, "the server is about to stop", code="draining", retry=5)
             room = self.limits.running + self.limits.waiting - self._outstanding
             if len(works) > room:
-                raise Refused(429, "too many requests are waiting; try again later", code="queue_full",
+                raise RequestRefused(429, "too many requests are waiting; try again later", code="queue_full",
                               retry=self._retry_after())  # fmt: skip
             self._outstanding += len(works)
         return [self._started(model, work) for work in works]
@@ -143,7 +143,7 @@ class Engine:
             raise
         except TimedOut as error:
             self.timed_out += 1
-            raise Refused(
+            raise RequestRefused(
                 408, f"not done after {self.limits.seconds:g} seconds; ask for less", code="timeout"
             ) from error
         finally:

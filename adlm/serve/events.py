@@ -10,13 +10,13 @@ from torch import Tensor
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.models.two_stage import TwoStage
+from adlm.pieces import Pieces, anchor_rule, anchors_by
 from adlm.randomness import Noise
-from adlm.report.pieces import Pieces, anchor_rule, anchors_by
-from adlm.samplers.board import SLICE, Board, StepView
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import SLICE, SamplerState, StepEvent
 from adlm.serve.batcher import Ticket
-from adlm.serve.limits import Limits, check_given, most_tokens
+from adlm.serve.limits import ServerLimits, check_given, most_tokens
 from adlm.serve.requests import GenerateRequest
 from adlm.serve.watched import shown
 from adlm.text_model import TextModel
@@ -28,7 +28,7 @@ Ranking = list[tuple[str, float]]
 class Appearance:
     """The work of one request, that tells its events while it goes on."""
 
-    def __init__(self, ask: GenerateRequest, limits: Limits, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, ask: GenerateRequest, limits: ServerLimits, tell: Callable[[dict[str, Any]], None]) -> None:
         self.ask, self.limits, self.tell = ask, limits, tell
 
     def __call__(self, model: TextModel, ticket: Ticket) -> None:
@@ -63,9 +63,10 @@ class Appearance:
         return "·" if token in self.special else self.pieces[token]
 
     def _length_in_the_end(self) -> int:
-        """Places up to an end token behind which nothing was said; blanks that it left open are no part of the text."""
+        """Positions up to an end token behind which nothing was said; blanks that it left open are no part of the
+        text."""
         row, roles = self.before[: self.length], self.model.tokenizer.roles
-        begin, _ = self.model.config.rows.frame(roles)
+        begin, _ = self.model.config.packing.frame(roles)
         start = len(begin) if row[: len(begin)] == list(begin) else 0
         silent = self.special | {self.mask_id}
         for i, token in enumerate(row):
@@ -75,26 +76,26 @@ class Appearance:
                 return i + 1
         return self.length
 
-    def _row_of(self, places: Sequence[int | str | None]) -> list[int]:
+    def _row_of(self, positions: Sequence[int | str | None]) -> list[int]:
         """The tokens of a canvas, texts among them as so many as they have."""
         row: list[int] = []
         asked, most = "asked to go on from a canvas", self.model.config.vocabulary.size
-        for place in places:
-            if isinstance(place, str):
-                found = self.model.tokenizer.encode(place).tolist()
+        for position in positions:
+            if isinstance(position, str):
+                found = self.model.tokenizer.encode(position).tolist()
                 if not found:
                     raise ConfigError(asked, "a text that has no token", "write something else there")
                 self.typed.append(len(found))
                 row += found
-            elif place is not None and (place >= most or place == self.mask_id):
+            elif position is not None and (position >= most or position == self.mask_id):
                 raise ConfigError(asked, "an id that no token has", f"give ids below {most}, or null")
             else:
-                row.append(self.mask_id if place is None else place)
+                row.append(self.mask_id if position is None else position)
         return row
 
-    def _go_on(self, places: Sequence[int | str | None], sampler: Sampler) -> str:
-        model, rows = self.model, self.model.config.rows
-        row = self._row_of(places)
+    def _go_on(self, positions: Sequence[int | str | None], sampler: Sampler) -> str:
+        model, rows = self.model, self.model.config.packing
+        row = self._row_of(positions)
         given = len(row)
         if given > max(rows.length, self.limits.tokens):
             raise ConfigError(f"asked to go on from {given} tokens", f"rows have {rows.length}", "shorten it")
@@ -114,7 +115,7 @@ class Appearance:
         ends = [i for i, token in enumerate(written) if i >= start and token == end]
         return model.tokenizer.decode([t for t in written[start : ends[0] if ends else None] if t != self.mask_id])
 
-    def _begin(self, board: Board) -> None:
+    def _begin(self, board: SamplerState) -> None:
         row, open_ = board.tokens[0].tolist(), board.open[0].tolist()
         # Behind the last place that is given or to be written, nothing will happen.
         self.length = max((i + 1 for i, t in enumerate(row) if open_[i] or t != self.mask_id), default=0)
@@ -130,7 +131,7 @@ class Appearance:
         begun = {"type": "canvas", "tokens": tokens, "steps": self.steps, "anchored": anchored}
         self.tell({**begun, "typed": self.typed} if self.typed else begun)
 
-    def _step(self, view: StepView) -> None:
+    def _step(self, view: StepEvent) -> None:
         now = view.tokens[0].tolist()
         changes = [
             [i, None, ""] if token == self.mask_id else [i, token, self.text(token)]
@@ -165,31 +166,33 @@ class _Guesses:
         self.said: dict[int, tuple[Ranking, Ranking]] = {}
         self.fresh: list[tuple[int, Ranking, Ranking]] = []
 
-    def watch(self, board: Board) -> None:
+    def watch(self, board: SamplerState) -> None:
         """Listen to the passes of this board: samplers ask the network through these three."""
         network, open_, length = self.network, board.open[:1].clone(), board.tokens.shape[1]
         features, denoise, extend = network.features, getattr(network, "denoise", None), network.extend
 
-        def all_blanks(tokens: Tensor, wanted: Tensor) -> Tensor:
-            return wanted | ((tokens == self.mask_id) & open_)
+        def all_blanks(tokens: Tensor, output_mask: Tensor) -> Tensor:
+            return output_mask | ((tokens == self.mask_id) & open_)
 
-        def heard_features(tokens: Tensor, t: Tensor | None = None, *, wanted: Tensor, **more: Any) -> Any:
+        def heard_features(tokens: Tensor, t: Tensor | None = None, *, output_mask: Tensor, **more: Any) -> Any:
             if tokens.shape[1] != length:  # a window, at a place that is not known here
-                return features(tokens, t, wanted=wanted, **more)
-            wider = all_blanks(tokens, wanted)
-            found = features(tokens, t, wanted=wider, **more)
+                return features(tokens, t, output_mask=output_mask, **more)
+            wider = all_blanks(tokens, output_mask)
+            found = features(tokens, t, output_mask=wider, **more)
             anchor = None if found.anchor is None else found.anchor[wider]
             self._hear(tokens, wider, found.final, anchor)
-            return found._replace(final=found.final[wanted[wider]])
+            return found._replace(final=found.final[output_mask[wider]])
 
-        def heard_denoise(stage: Any, tokens: Tensor, t: Tensor | None = None, *, wanted: Tensor, **more: Any) -> Any:
+        def heard_denoise(
+            stage: Any, tokens: Tensor, t: Tensor | None = None, *, output_mask: Tensor, **more: Any
+        ) -> Any:
             assert denoise is not None
             if tokens.shape[1] != length:
-                return denoise(stage, tokens, t, wanted=wanted, **more)
-            wider = all_blanks(tokens, wanted)
-            final = denoise(stage, tokens, t, wanted=wider, **more)
+                return denoise(stage, tokens, t, output_mask=output_mask, **more)
+            wider = all_blanks(tokens, output_mask)
+            final = denoise(stage, tokens, t, output_mask=wider, **more)
             self._hear(tokens, wider, final, stage.anchor[wider])
-            return final[wanted[wider]]
+            return final[output_mask[wider]]
 
         def heard_extend(tokens: Tensor, cache: Any, **more: Any) -> Any:
             found = extend(tokens, cache, **more)
@@ -199,9 +202,9 @@ class _Guesses:
 
         vars(board.model).update(features=heard_features, denoise=heard_denoise, extend=heard_extend)
 
-    def foreseen(self, place: int) -> str | None:
+    def foreseen(self, position: int) -> str | None:
         """The anchor stage's first candidate, as it was last asked for this place."""
-        anchor, _ = self.said.get(place, ([], []))
+        anchor, _ = self.said.get(position, ([], []))
         return anchor[0][0] if anchor else None
 
     def since(self) -> list[tuple[int, Ranking, Ranking]]:
@@ -211,19 +214,19 @@ class _Guesses:
 
     def _hear(self, tokens: Tensor, where: Tensor, final: Tensor, anchor: Tensor | None) -> None:
         blank = (tokens == self.mask_id)[where]
-        places = where[0].nonzero()[:, 0][blank].tolist()
-        self._compare(places, final[blank], None if anchor is None else anchor[blank])
+        positions = where[0].nonzero()[:, 0][blank].tolist()
+        self._compare(positions, final[blank], None if anchor is None else anchor[blank])
 
-    def _compare(self, places: list[int], final: Tensor, anchor: Tensor | None) -> None:
+    def _compare(self, positions: list[int], final: Tensor, anchor: Tensor | None) -> None:
         finals = self._rankings(self.network.logits, final)
-        anchors: list[Ranking] = [[] for _ in places]
+        anchors: list[Ranking] = [[] for _ in positions]
         if anchor is not None:
             anchors = self._rankings(lambda part: _without(self.network, part, self.mask_id), anchor)
-        for place, *now in zip(places, anchors, finals, strict=True):
+        for position, *now in zip(positions, anchors, finals, strict=True):
             rankings = (now[0], now[1])
-            if place not in self.said or _differ(self.said[place], rankings):
-                self.said[place] = rankings
-                self.fresh.append((place, *rankings))
+            if position not in self.said or _differ(self.said[position], rankings):
+                self.said[position] = rankings
+                self.fresh.append((position, *rankings))
 
     def _rankings(self, logits: Callable[[Tensor], Tensor], features: Tensor) -> list[Ranking]:
         size = self.network.vocabulary.size

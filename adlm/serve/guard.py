@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from adlm.serve.limits import Limits, Refused
+from adlm.serve.limits import RequestRefused, ServerLimits
 from adlm.serve.metrics import Metrics
 
 Scope = MutableMapping[str, Any]
@@ -45,7 +45,7 @@ class Guard:
     key: asked of every request; None on a server that only this machine reaches.
     """
 
-    def __init__(self, app: App, *, limits: Limits, metrics: Metrics, key: str | None = None) -> None:
+    def __init__(self, app: App, *, limits: ServerLimits, metrics: Metrics, key: str | None = None) -> None:
         self.app, self.limits, self.metrics, self.key = app, limits, metrics, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +67,7 @@ class Guard:
             try:
                 self._check(scope)
                 receive = await self._with_body(scope, receive)
-            except Refused as error:
+            except RequestRefused as error:
                 await _refuse(error, with_headers)
             else:
                 await self.app(scope, receive, with_headers)
@@ -83,19 +83,19 @@ class Guard:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.key is None:
             if _name_of(f"//{host}") not in LOOPBACK:
-                raise Refused(403, "this server answers to localhost alone", code="wrong_host")
+                raise RequestRefused(403, "this server answers to localhost alone", code="wrong_host")
         else:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.key.encode()):
-                raise Refused(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+                raise RequestRefused(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         if origin is not None and origin.partition("://")[2] != host:
-            raise Refused(403, "requests from other sites are refused", code="wrong_origin")
+            raise RequestRefused(403, "requests from other sites are refused", code="wrong_origin")
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length[:20]) > self.limits.body:
             raise self._too_large()
 
-    def _too_large(self) -> Refused:
-        return Refused(413, f"a request has {self.limits.body} bytes at most", code="body_too_large")
+    def _too_large(self) -> RequestRefused:
+        return RequestRefused(413, f"a request has {self.limits.body} bytes at most", code="body_too_large")
 
     async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
         """Read it whole, as far as it may go; what is received afterwards is a disconnection."""
@@ -104,7 +104,7 @@ class Guard:
         try:
             body = await asyncio.wait_for(self._body(receive), _BODY_SECONDS)
         except (asyncio.TimeoutError, TimeoutError) as error:  # two classes in Python 3.10
-            raise Refused(408, "the request did not arrive in time", code="timeout") from error
+            raise RequestRefused(408, "the request did not arrive in time", code="timeout") from error
         first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replayed() -> Message:
@@ -117,7 +117,7 @@ class Guard:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refused(400, "the request was not finished")
+                raise RequestRefused(400, "the request was not finished")
             body += message.get("body", b"")
             if len(body) > self.limits.body:
                 raise self._too_large()
@@ -132,7 +132,7 @@ def _name_of(address: str) -> str | None:
         return None
 
 
-async def _refuse(error: Refused, send: Send) -> None:
+async def _refuse(error: RequestRefused, send: Send) -> None:
     body = json.dumps(error.body()).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
     pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]

@@ -8,7 +8,7 @@ from adlm.text_model import ROWS, TextModel
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """What a request may ask for, and how many there may be.
 
     Args:
@@ -44,10 +44,12 @@ class Limits:
         most = getattr(self, name)
         if value is not None and value > most:
             param = param or name
-            raise Refused(400, f"{param} is {value}; this server allows {most}", param=param, code="limit_exceeded")
+            raise RequestRefused(
+                400, f"{param} is {value}; this server allows {most}", param=param, code="limit_exceeded"
+            )
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """An answer other than what was asked for, in the shape that OpenAI's clients read."""
 
     def __init__(
@@ -68,17 +70,20 @@ class Refused(Exception):
         return more | ({} if self.retry is None else {"Retry-After": str(self.retry)})
 
 
-def check_given(model: TextModel, limits: Limits, *texts: str) -> None:
+def check_given(model: TextModel, limits: ServerLimits, *texts: str) -> None:
     """Refuse more tokens to read than rows hold or may be written: left to right there is no other end to them."""
-    given, most = sum(len(model.tokenizer.encode(text)) for text in texts), max(model.config.rows.length, limits.tokens)
+    given, most = (
+        sum(len(model.tokenizer.encode(text)) for text in texts),
+        max(model.config.packing.length, limits.tokens),
+    )
     if given > most:
         message = f"the prompt has {given} tokens; this server reads {most}"
-        raise Refused(400, message, param="prompt", code="limit_exceeded")
+        raise RequestRefused(400, message, param="prompt", code="limit_exceeded")
 
 
-def most_tokens(model: TextModel, limits: Limits, prompt: str, suffix: str) -> int | None:
+def most_tokens(model: TextModel, limits: ServerLimits, prompt: str, suffix: str) -> int | None:
     """How many to write where that was not said: the limit, where the model's rows have room for more."""
-    tokenizer, rows = model.tokenizer, model.config.rows
+    tokenizer, rows = model.tokenizer, model.config.packing
     begin, end = rows.frame(tokenizer.roles)
     after = len(tokenizer.encode(suffix)) + len(end) if suffix else 0
     room = rows.length - len(begin) - len(tokenizer.encode(prompt)) - after

@@ -12,7 +12,6 @@ _KINDS = {
     ".json": "application/json",
     ".woff2": "font/woff2",
 }
-_FROM_REPORTS = ("player.js", "player.css", "style.css", "page.js")
 
 
 class Page(NamedTuple):
@@ -21,10 +20,8 @@ class Page(NamedTuple):
 
 
 def pages() -> dict[str, Page]:
-    """By name: those of the studio, and the player that reports have."""
-    report = files("adlm.report")
-    found = [report / name for name in _FROM_REPORTS]
-    found += sorted(files("adlm.serve").joinpath("static").iterdir(), key=lambda file: file.name)
+    """By name."""
+    found = sorted(files("adlm.serve").joinpath("static").iterdir(), key=lambda file: file.name)
     read: dict[str, Page] = {}
     for file in found:
         ending = "." + file.name.rpartition(".")[2]

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adlm.models.cache import Cache, Memory
+from adlm.models.cache import BlockCache, Cache
 from adlm.models.language_model import LanguageModel
 from adlm.types import Features
 
 
-class Reading(NamedTuple):
+class CachedReading(NamedTuple):
     """A token [B, 1] for each row of a cache that has read something."""
 
     tokens: Tensor
@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 
 
 @torch.no_grad()
-def read_together(network: LanguageModel, readings: Sequence[Reading]) -> list[Features]:
+def read_together(network: LanguageModel, readings: Sequence[CachedReading]) -> list[Features]:
     """What `network.extend` gives for each."""
     for each in readings:
         each.cache.check(each.tokens)
@@ -54,7 +54,7 @@ class _Beside(Cache):
         super().__init__(sum(self.counts), longest + 1, t, segments)
         self.length = longest
 
-    def of(self, block: nn.Module) -> Memory:
+    def of(self, block: nn.Module) -> BlockCache:
         if block not in self._memories:
             self._memories[block] = _MemoryBeside([cache.of(block) for cache in self.caches], self.counts, self.room)
         return self._memories[block]
@@ -67,8 +67,8 @@ class _Beside(Cache):
             cache.length += 1
 
 
-class _MemoryBeside(Memory):
-    def __init__(self, memories: Sequence[Memory], counts: list[int], room: int) -> None:
+class _MemoryBeside(BlockCache):
+    def __init__(self, memories: Sequence[BlockCache], counts: list[int], room: int) -> None:
         super().__init__(room)
         self.memories, self.counts = memories, counts
 

@@ -15,14 +15,14 @@ from types import FrameType
 import torch
 import uvicorn
 
+from adlm.distributed import device_for
 from adlm.errors import ConfigError, ModelError
 from adlm.memory import keep_freed_memory
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
 from adlm.serve.guard import LOOPBACK
-from adlm.serve.limits import Limits
+from adlm.serve.limits import ServerLimits
 from adlm.text_model import load
-from adlm.world import device_for
 
 _LOOK = 0.2  # seconds between two looks at the workers
 _SPREADS = sys.platform == "linux"  # connections over the sockets that have a port in common
@@ -45,7 +45,7 @@ class Service:
     workers: int = 1
     device: str = "auto"
     studio: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
         asked = f"asked to serve on {self.host}"

@@ -5,14 +5,14 @@ from typing import Any
 from adlm.errors import ConfigError
 from adlm.models.two_stage import TwoStage
 from adlm.samplers.sampler import Sampler
-from adlm.serve.limits import Limits
+from adlm.serve.limits import ServerLimits
 from adlm.text_model import TextModel
 
 _ABOUT = {
     "ancestral": "Reveals blanks at random over a grid of times; what is written stays.",
     "first-hitting": "Reveals one blank after another, in random order.",
     "remdm-cap": "As ancestral, but may take a few tokens back in each step and write them anew.",
-    "remdm-rescale": "As ancestral, taking back a fixed share of what could be taken back.",
+    "remdm-rescale": "As ancestral, taking back a fixed fraction of what could be taken back.",
     "remdm-conf": "As ancestral, taking back what the model was least sure of.",
     "remdm-loop": "Writes, then mends for a while at a constant noise level, then finishes.",
     "forward-backward": "Takes back as much in each step as noise would have hidden.",
@@ -30,7 +30,7 @@ _ABOUT = {
 _TWO_STAGE = ("anchor-first", "agreeing")
 
 
-def samplers_of(model: TextModel, limits: Limits) -> list[dict[str, Any]]:
+def samplers_of(model: TextModel, limits: ServerLimits) -> list[dict[str, Any]]:
     """Those that can write with this model."""
     found = []
     for name, about in _ABOUT.items():

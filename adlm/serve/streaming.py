@@ -15,7 +15,7 @@ from adlm.errors import AdlmError
 from adlm.serve.batcher import Cancelled
 from adlm.serve.engine import Job
 from adlm.serve.guard import Receive, Scope, Send
-from adlm.serve.limits import Refused
+from adlm.serve.limits import RequestRefused
 
 T = TypeVar("T")
 _LOOK = 0.2  # seconds between two looks whether anyone is still there
@@ -24,19 +24,19 @@ _SPARE = 30.0  # seconds for the last events, after a request's time is over
 _log = logging.getLogger("adlm.serve")
 
 
-def refusal(error: BaseException) -> Refused:
+def refusal(error: BaseException) -> RequestRefused:
     """What a job failed with, as an answer. Of what nobody expected, the log has the kind and nothing that was said."""
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         return error
     if isinstance(error, AdlmError):
-        return Refused(400, f"{error.asked}: {error.found}; {error.fix}")
+        return RequestRefused(400, f"{error.asked}: {error.found}; {error.fix}")
     if isinstance(error, (Cancelled, asyncio.CancelledError)):
-        return Refused(503, "the work was stopped", code="stopped", retry=5)
+        return RequestRefused(503, "the work was stopped", code="stopped", retry=5)
     trace, where = error.__traceback__, ""
     while trace is not None:
         where, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
     _log.error("a request failed: %s at %s", type(error).__name__, where)
-    return Refused(500, "something went wrong here", code="internal_error")
+    return RequestRefused(500, "something went wrong here", code="internal_error")
 
 
 async def results(request: Request, jobs: Sequence[Job[T]]) -> list[T]:
@@ -49,7 +49,7 @@ async def results(request: Request, jobs: Sequence[Job[T]]) -> list[T]:
             if any(future.cancelled() or future.exception() for future in done):
                 break
             if left and await request.is_disconnected():
-                raise Refused(499, "nobody listens")
+                raise RequestRefused(499, "nobody listens")
         for future in futures:
             if future.done():
                 future.result()
@@ -103,7 +103,7 @@ class Stream:
                 event = await asyncio.wait_for(self._queue.get(), _LOOK)
             except (asyncio.TimeoutError, TimeoutError):
                 if await request.is_disconnected():
-                    raise Refused(499, "nobody listens") from None
+                    raise RequestRefused(499, "nobody listens") from None
                 continue
             if isinstance(event, Job):
                 left -= 1

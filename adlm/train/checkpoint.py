@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from adlm.data.shards import checksum, write_atomically
+from adlm.distributed import DistributedContext
 from adlm.errors import TrainingError
 from adlm.train.folder import writing
-from adlm.world import World
 
 STATE = "state.json"
 FORMAT = 1
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 class Checkpoints:
     """The checkpoints of a run. Every method but `failed` is called by all processes together."""
 
-    def __init__(self, folder: Path, world: World, *, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, world: DistributedContext, *, keep: int, say: Callable[[str], None]) -> None:
         self.folder, self.world, self.keep, self.say = folder, world, keep, say
         # Its own group: what is written in the background must not meet the collectives of training.
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None

@@ -137,7 +137,7 @@ def _training(panel: Any, curves: dict[str, _Curve]) -> None:
         shown = {"loss": (loss, _BLUE), "clean bound": (bound, _ORANGE)}
     lines = [_line(panel, steps, curve, _smoothed(curve.mean), color, label) for label, (curve, color) in shown.items()]
     _title(panel, "Training", pad=30)
-    panel.set_ylabel("nats a token")
+    panel.set_ylabel("nats per token")
     _focus(panel, steps, lines, loss.mean[0])
     panel.legend(frameon=False, loc="upper right")
 
@@ -157,7 +157,7 @@ def _validation(panel: Any, validations: list[dict[str, Any]]) -> None:
         panel.plot(steps[i], nats[i], marker="*", markersize=20, label=label, **style)
         panel.legend(frameon=False)
     _title(panel, "Validation: clean bound on held-out text", pad=30)
-    panel.set_ylabel("nats a token")
+    panel.set_ylabel("nats per token")
     _focus(panel, steps, [nats - np.nan_to_num(errors), nats + np.nan_to_num(errors)], nats[0])
     if np.nanmax(nats, initial=0) < 50:  # beyond, a perplexity says nothing
         _second(panel.secondary_yaxis, "right", (np.exp, lambda y: np.log(np.maximum(y, 1e-9))), "perplexity")
@@ -224,7 +224,7 @@ def _second(make: Callable[..., Any], side: str, functions: tuple[Any, Any], lab
     scale.spines[side].set_visible(False)
 
 
-def _short(value: float, place: int | None = None) -> str:
+def _short(value: float, position: int | None = None) -> str:
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{unit}"

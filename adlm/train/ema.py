@@ -47,7 +47,8 @@ class Ema:
 
     @torch.no_grad()
     def _exchange(self, model: nn.Module) -> None:
-        """Contents change places, one parameter at a time: FSDP2 and compiled code know a parameter by its storage."""
+        """Contents change positions, one parameter at a time: FSDP2 and compiled code know a parameter by its
+        storage."""
         for weight, mean in zip(self._weights(model), self.mean.values(), strict=True):
             own = weight.clone()
             weight.copy_(mean)

@@ -17,12 +17,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, renamed, to_json
 from adlm.data.shards import write_atomically
+from adlm.distributed import DistributedContext
 from adlm.errors import ConfigError, TrainingError
 from adlm.models.io import CONFIG, FORMAT, ModelConfig
 from adlm.train.run import Run
-from adlm.world import World
 
 # What may change between two sittings of a run, with `--allow-change`: these alter how it goes on, not what was
 # done. Data is let through here because its checksum is compared by itself, wherever it lies now.
@@ -33,14 +33,14 @@ CHANGEABLE = (
     "validation",
     "checkpoint",
     "train.steps",
-    "train.rate",
-    "train.clip",
+    "train.lr_schedule",
+    "train.grad_clip",
     "train.optimizer.lr",
     "train.optimizer.matrix_lr",
-    "train.micro_rows",
+    "train.micro_batch_size",
     "train.bf16",
     "train.compile",
-    "train.recompute",
+    "train.activation_checkpointing",
 )
 
 
@@ -79,7 +79,7 @@ def claimed(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def check_shared(folder: Path, world: World) -> None:
+def check_shared(folder: Path, world: DistributedContext) -> None:
     """Every process writes its part of a checkpoint to the folder, so all must see the same one."""
     for _ in range(20):
         if (folder / _LOCK).exists():
@@ -111,6 +111,7 @@ def stored_run(path: Path) -> dict[str, Any] | None:
         raise ConfigError(
             f"asked to read the run in {file}", str(error), "the file is damaged: get it again"
         ) from error
+    data = renamed(data)
     if isinstance(data, dict) and data.get("kind") == "Run":
         return data
     run = data.get("run") if isinstance(data, dict) else None

@@ -64,9 +64,9 @@ class Lora:
 def _called(model: LanguageModel) -> list[str]:
     """The maps of the blocks that are called. Beside one whose weight is read instead, adapters would do nothing."""
     names = []
-    for place, block in model.named_modules():
+    for position, block in model.named_modules():
         if isinstance(block, Block):
-            names += [f"{place}.{name}" for name in ("qkv", "up", *(("out", "down") if block.timed else ()))]
+            names += [f"{position}.{name}" for name in ("qkv", "up", *(("out", "down") if block.timed else ()))]
     return names
 
 

@@ -23,8 +23,8 @@ from adlm.types import Estimate
 METRICS = "metrics.jsonl"
 
 
-class Report(NamedTuple):
-    """What a step did, and how far the run is. `loss` and `bound` are nats a token.
+class StepMetrics(NamedTuple):
+    """What a step did, and how far the run is. `loss` and `bound` are nats per token.
 
     Args:
         step: steps done so far; the first report has 1.
@@ -34,7 +34,7 @@ class Report(NamedTuple):
         rate: the learning rate of the first group.
         tokens: trained on so far in the whole run.
         seconds: since this process began training.
-        speed: tokens a second over recent steps.
+        speed: tokens per second over recent steps.
         memory: bytes, the peak of this process or its device.
         skipped: steps left out so far because they were not finite.
     """
@@ -52,7 +52,7 @@ class Report(NamedTuple):
     skipped: int
 
 
-class Validated(NamedTuple):
+class ValidationMetrics(NamedTuple):
     """What held-out text cost after `step` steps.
 
     Args:
@@ -86,12 +86,12 @@ class MetricsFile:
             # Without a buffer: a line that was written is there, whatever becomes of the process.
             self._file = path.open("ab", buffering=0)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: StepMetrics) -> None:
         record = report._asdict()
         machine = {name: record.pop(name) for name in ("seconds", "speed", "memory")}
         self._append({**record, "machine": machine})
 
-    def validated(self, validated: Validated) -> None:
+    def validated(self, validated: ValidationMetrics) -> None:
         record = {**validated._asdict(), "nats": validated.nats._asdict()}
         step, machine = record.pop("step"), {"seconds": record.pop("seconds")}
         self._append({"step": step, "validation": record, "machine": machine})

@@ -5,16 +5,18 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from adlm.distributed import DistributedContext
 from adlm.errors import TrainingError
 from adlm.train.folder import writing
-from adlm.train.step import Outcome
+from adlm.train.step import StepResult
 from adlm.types import Batch
-from adlm.world import World
 
 FOLDER = "nonfinite"
 
 
-def keep_batch(out: Path, world: World, batch: Batch, outcome: Outcome, step: int, micro_rows: int) -> TrainingError:
+def keep_batch(
+    out: Path, world: DistributedContext, batch: Batch, outcome: StepResult, step: int, micro_batch_size: int
+) -> TrainingError:
     """Write every process's part of the batch; the error that says what happened, the same on all of them.
 
     Args:
@@ -25,7 +27,7 @@ def keep_batch(out: Path, world: World, batch: Batch, outcome: Outcome, step: in
     with writing(f"the batch of step {step + 1} to {out / FOLDER}"):
         (out / FOLDER).mkdir(parents=True, exist_ok=True)
         save_file(tensors, out / FOLDER / name)
-    samples = [i for number in outcome.suspects for i in batch.split(micro_rows)[number].index.tolist()]
+    samples = [i for number in outcome.suspects for i in batch.split(micro_batch_size)[number].index.tolist()]
     suspects = [(rank, found) for rank, found in enumerate(world.all(samples)) if found]
     if suspects:
         where = "; ".join(f"rank {rank}, samples {_some(found)}" for rank, found in suspects)

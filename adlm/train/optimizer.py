@@ -1,7 +1,7 @@
 """Optimisers as values: which parameters get which update.
 
 Parameters that do not learn are in none. Weight decay is for the matrices of linear maps and heads alone: gains,
-biases, places and embeddings, tied heads with them, keep their size. Groups name their parameters (`param_names`).
+biases, positions and embeddings, tied heads with them, keep their size. Groups name their parameters (`param_names`).
 """
 
 from abc import ABC, abstractmethod

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from adlm.anchors.rules import AnchorRule, NoToken, RandomShare, RareInSequence
+from adlm.anchors.rules import AnchorRule, NoToken, RandomFraction, RareInSequence
 from adlm.data.config import AnchoredProcess, Corpus, DataConfig, Prompts, Synthetic
 from adlm.data.tokenizer import load_tokenizer
 from adlm.errors import ConfigError
@@ -40,8 +40,8 @@ _STORIES = Vocabulary(331, 330)  # the words of the grammar
 
 
 class Known(NamedTuple):
-    """Counted on a corpus: `anchors` is the share of the text that occurs at most five times in its row, `text` the
-    share of positions that are not padding."""
+    """Counted on a corpus: `anchors` is the fraction of the text that occurs at most five times in its row, `text` the
+    fraction of positions that are not padding."""
 
     anchors: float = 1.0
     text: float = 1.0
@@ -83,12 +83,12 @@ def known_vocabulary(data: DataConfig) -> Vocabulary:
 def row_length(data: DataConfig) -> int:
     """Tokens a row."""
     if isinstance(data, Corpus):
-        return data.rows.length
+        return data.packing.length
     assert isinstance(data, AnchoredProcess | Synthetic | Prompts)
     return data.length
 
 
-class Shares(NamedTuple):
+class WorkFractions(NamedTuple):
     """Of the positions of a batch: those that are computed at all, those whose loss is taken, those whose anchor
     loss is taken."""
 
@@ -97,7 +97,7 @@ class Shares(NamedTuple):
     anchors: float
 
 
-def shares(run: Run) -> Shares:
+def fractions(run: Run) -> WorkFractions:
     """About: masked models score one half of the text on average, left-to-right ones all of it.
 
     Padding is left out of the work (`models/unpadded.py`), except by timed networks, and where it is predicted.
@@ -105,26 +105,26 @@ def shares(run: Run) -> Shares:
     known = Known()
     if isinstance(run.data, Corpus):
         source = run.data.source.split(":")[0]  # stories:40000 are stories
-        known = KNOWN.get((source, run.data.tokenizer, run.data.rows.length), known)
+        known = KNOWN.get((source, run.data.tokenizer, run.data.packing.length), known)
     stack = shape_of(run.network).stack
     scored = 1.0 if stack.causal else 0.5
     anchors = _anchors(run.objective, known) * known.text
-    return Shares(1.0 if stack.timed else known.text, scored * known.text, anchors)
+    return WorkFractions(1.0 if stack.timed else known.text, scored * known.text, anchors)
 
 
 def _anchors(objective: Objective, known: Known) -> float:
-    """Share of the text at which the anchor term is taken."""
+    """Fraction of the text at which the anchor term is taken."""
     if not isinstance(objective, Anelbo | AnchoredCrossEntropy) or objective.gamma == 0:
         return 0.0
     among = 0.5 if isinstance(objective, Anelbo) and objective.masked_only else 1.0
-    return among * objective.share * _marked(objective.rule, known)
+    return among * objective.fraction * _marked(objective.rule, known)
 
 
 def _marked(rule: AnchorRule, known: Known) -> float:
     if rule == RareInSequence(5):
         return known.anchors
-    if isinstance(rule, RandomShare):
-        return rule.share
+    if isinstance(rule, RandomFraction):
+        return rule.fraction
     return 0.0 if isinstance(rule, NoToken) else 1.0
 
 
@@ -158,14 +158,14 @@ def summary(run: Run, *, vocabulary: Vocabulary | None = None, world: int = 1) -
     vocabulary = vocabulary or known_vocabulary(run.data)
     length = row_length(run.data)
     rows = run.train.rows(length)
-    share = shares(run)
+    fraction = fractions(run)
     step = training_work(
         run.network,
         vocabulary,
         length=length,
-        rows=max(1, round(rows * share.computed)),
-        scored=share.scored / share.computed,
-        anchors=share.anchors / share.computed,
+        rows=max(1, round(rows * fraction.computed)),
+        scored=fraction.scored / fraction.computed,
+        anchors=fraction.anchors / fraction.computed,
     )
     again = world * _micro_batches(run, rows, world)[1] - 1
     step += 3 * again * forward_work(run.network, vocabulary, length).once
@@ -180,9 +180,9 @@ def _micro_batches(run: Run, rows: int, world: int) -> tuple[int, int]:
         raise ConfigError(
             f"asked for a step of {rows} rows on {world} processes",
             "it does not divide evenly",
-            f"set train.tokens to a multiple of {world} rows",
+            f"set train.tokens_per_step to a multiple of {world} rows",
         )
-    micro = min(run.train.micro_rows, mine)
+    micro = min(run.train.micro_batch_size, mine)
     return micro, -(-mine // micro)
 
 
@@ -197,7 +197,7 @@ def _meta(run: Run, vocabulary: Vocabulary) -> LanguageModel:
     return model
 
 
-class Memory(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """Bytes on each process."""
 
     weights: int
@@ -212,7 +212,7 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: int = 1) -> Memory:
+def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: int = 1) -> MemoryEstimate:
     """What training needs, about. What allocators and libraries hold on to comes on top: on a CPU, up to half as much
     again was measured.
 
@@ -234,33 +234,39 @@ def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: in
         for group in optimizer.param_groups
         for parameter in group["params"]
     )
-    share = shares(run)
+    fraction = fractions(run)
     scored = 1.0 if model.causal else 0.5
-    anchors = share.anchors * scored / share.scored
+    anchors = fraction.anchors * scored / fraction.scored
     short, tokens = 2 if bf16 else 4, rows * row_length(run.data)
-    each = activation_bytes(run.network, scored=scored, anchors=anchors, short=short, recompute=run.train.recompute)
+    each = activation_bytes(
+        run.network,
+        scored=scored,
+        anchors=anchors,
+        short=short,
+        activation_checkpointing=run.train.activation_checkpointing,
+    )
     fused = isinstance(run.objective, Nelbo | CrossEntropy)
     table = min(SLICE_LOGITS, round(tokens * scored) * vocabulary.size)
     heads = 4 * vocabulary.size * shape_of(run.network).stack.width * (fused + bool(anchors))
-    return Memory(
+    return MemoryEstimate(
         weights=(6 if bf16 else 4) * weights // parts,
         gradients=4 * learning // parts,
         optimizer=4 * states // parts,
-        ema=4 * weights * bool(run.train.ema) // parts,
+        ema=4 * weights * bool(run.train.ema_decay) // parts,
         activations=each * tokens,
         logits=table * ((4 + short) if fused else 16) + heads,
     )
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """A run on given processes.
 
     Args:
         parts: that weights, gradients and optimiser states are in.
         bf16: whether matrix products are in bfloat16 there.
-        micro_rows, micro_batches: rows of a micro-batch, and how many of them each process computes in a step.
+        micro_batch_size, micro_batches: rows of a micro-batch, and how many of them each process computes in a step.
         memory: of each process.
-        speed: operations a second of matrix products alone on the device, measured when the plan was made.
+        speed: operations per second of matrix products alone on the device, measured when the plan was made.
     """
 
     summary: Summary
@@ -268,9 +274,9 @@ class Plan(NamedTuple):
     parts: int
     device: str
     bf16: bool
-    micro_rows: int
+    micro_batch_size: int
     micro_batches: int
-    memory: Memory
+    memory: MemoryEstimate
     speed: float
 
     @property
@@ -291,7 +297,7 @@ def plan(
     device: torch.device | str = "cpu",
     vocabulary: Vocabulary | None = None,
     shard: bool = False,
-) -> Plan:
+) -> RunPlan:
     """What `run` will take on so many processes, each with a device like this one.
 
     Args:
@@ -299,12 +305,12 @@ def plan(
         shard: weights, gradients and optimiser states are in parts on the processes.
     """
     sums = summary(run, vocabulary=vocabulary, world=world)
-    micro_rows, micro_batches = _micro_batches(run, sums.rows, world)
+    micro_batch_size, micro_batches = _micro_batches(run, sums.rows, world)
     bf16 = run.train.bf16 and bf16_is_fast(device)
     parts = world if shard else 1
-    needed = memory(run, sums.vocabulary, rows=micro_rows, bf16=bf16, parts=parts)
+    needed = memory(run, sums.vocabulary, rows=micro_batch_size, bf16=bf16, parts=parts)
     speed = matmul_speed(str(device), bf16)
-    return Plan(sums, world, parts, str(device), bf16, micro_rows, micro_batches, needed, speed)
+    return RunPlan(sums, world, parts, str(device), bf16, micro_batch_size, micro_batches, needed, speed)
 
 
 @cache

@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 from adlm.objectives.objective import Objective
 from adlm.randomness import Noise
 from adlm.train.ema import Ema
+from adlm.train.parallel import ParallelModel
 from adlm.train.precision import bf16_is_fast
 from adlm.train.run import TrainConfig
-from adlm.train.spread import Spread
 from adlm.types import Batch
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
     """What a step found: means a token, over all processes.
 
     Args:
@@ -41,14 +41,14 @@ class Outcome(NamedTuple):
     flags: tuple[float, ...]
 
 
-class Stepper:
+class TrainStep:
     """Args:
     rows: of a global batch.
     """
 
     def __init__(
         self,
-        spread: Spread,
+        spread: ParallelModel,
         objective: Objective,
         optimizers: Sequence[Optimizer],
         ema: Ema | None,
@@ -63,10 +63,10 @@ class Stepper:
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._peaks = [group["lr"] for group in self._groups]
 
-    def __call__(self, batch: Batch, step: int, flags: Sequence[float] = ()) -> Outcome:
+    def __call__(self, batch: Batch, step: int, flags: Sequence[float] = ()) -> StepResult:
         """Step number `step`, counted from 0, with this process's part of its batch."""
         config, world = self.config, self.spread.world
-        parts = batch.split(config.micro_rows)
+        parts = batch.split(config.micro_batch_size)
         sums = [self._backward(part, step, i, last=i == len(parts) - 1) for i, part in enumerate(parts)]
         each = torch.stack(sums)  # [micro-batches, 3]: loss, bound, tokens
         extra = each.new_tensor(list(flags))
@@ -77,7 +77,7 @@ class Stepper:
         rate = self._set_rates(step)
         taken = math.isfinite(loss) and math.isfinite(gradient)
         if taken:
-            self.spread.scale_gradients(min(1.0, config.clip / (gradient + 1e-6)) / tokens)
+            self.spread.scale_gradients(min(1.0, config.grad_clip / (gradient + 1e-6)) / tokens)
             for optimizer in self.optimizers:
                 optimizer.step()
             if self.ema is not None:
@@ -85,12 +85,12 @@ class Stepper:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         suspects = () if taken else tuple((~each[:, 0].isfinite()).nonzero()[:, 0].tolist())
-        return Outcome(loss / tokens, bound / tokens, gradient, rate, taken, suspects, tuple(summed))
+        return StepResult(loss / tokens, bound / tokens, gradient, rate, taken, suspects, tuple(summed))
 
     def _backward(self, part: Batch, step: int, number: int, *, last: bool) -> Tensor:
         """Add a micro-batch's gradients; its sums [3]."""
         config, world = self.config, self.spread.world
-        first = step * self.rows + world.rank * (self.rows // world.size) + number * config.micro_rows
+        first = step * self.rows + world.rank * (self.rows // world.size) + number * config.micro_batch_size
         torch.manual_seed(self.dropout.fork(first).seed % 2**63)
         part = part.to(self.device)
         with self.spread.accumulating(last=last):
@@ -102,7 +102,7 @@ class Stepper:
         return torch.stack([value.detach().to(wide) for value in (terms.loss_sum, terms.nll_sum, terms.tokens)])
 
     def _set_rates(self, step: int) -> float:
-        share = self.config.rate.share(step, self.config.steps)
+        fraction = self.config.lr_schedule.fraction(step, self.config.steps)
         for group, peak in zip(self._groups, self._peaks, strict=True):
-            group["lr"] = peak * share
-        return self._peaks[0] * share
+            group["lr"] = peak * fraction
+        return self._peaks[0] * fraction

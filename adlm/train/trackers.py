@@ -16,7 +16,7 @@ from typing import Any
 from adlm.data.shards import write_atomically
 from adlm.errors import TrainingError, UnknownName, optional_module
 from adlm.train.folder import writing
-from adlm.train.metrics import Report, Validated
+from adlm.train.metrics import StepMetrics, ValidationMetrics
 
 IDENTITY = "tracking.json"
 
@@ -46,14 +46,14 @@ class Tracker(ABC):
     def _show(self, samples: tuple[str, ...], step: int) -> None:
         """Texts of the model at this step."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: StepMetrics) -> None:
         if report.step <= self._last:
             return  # taken again after an interruption, with the same result
         values = {f"train/{name}": getattr(report, name) for name in ("loss", "bound", "gradient", "rate", "tokens")}
         machine = {"machine/speed": report.speed, "machine/memory": report.memory}
         self._log(_finite({**values, "train/skipped": report.skipped, **machine}), report.step)
 
-    def validated(self, validated: Validated) -> None:
+    def validated(self, validated: ValidationMetrics) -> None:
         nats, perplexity = validated.nats, validated.perplexity
         values = {"nats": nats.mean, "error": nats.error, "perplexity": perplexity}
         self._log(_finite({f"validation/{name}": value for name, value in values.items()}), validated.step)

@@ -1,9 +1,9 @@
-"""What a random share of the anchor positions saves, and the noise it adds to the gradient.
+"""What a random fraction of the anchor positions saves, and the noise it adds to the gradient.
 
     python -m benchmarks.core.anchor_share [--steps 200]
 
 An ADLM is trained for a while on Python's own documentation. Then, batch after batch, its gradient with all anchors is
-compared with that of a share of them, and with that of the next batch: the noise every step has anyway.
+compared with that of a fraction of them, and with that of the next batch: the noise every step has anyway.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from adlm.models.sizes import published
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.randomness import Noise
+from adlm.train.fit import fit
 from adlm.train.optimizer import Muon
 from adlm.train.run import Run, TrainConfig
-from adlm.train.trainer import fit
 from adlm.types import Batch
 from benchmarks._record import record
 
@@ -59,16 +59,16 @@ def main() -> None:
         batches = [loader.batch(steps + i) for i in range(BATCHES + 1)]
         everything = [gradient(model, Anelbo(), batch, seed=9) for batch in batches]
         sampling = [(a - b).square().sum().item() / 2 for (a, _), (b, _) in pairwise(everything)]
-        for share in (1.0, 0.5, 0.25, 0.125, 1 / 16):
+        for fraction in (1.0, 0.5, 0.25, 0.125, 1 / 16):
             noise, ratios = [], []
             for batch, (whole, _) in zip(batches, everything, strict=True):
                 _, slow = gradient(model, Anelbo(), batch, seed=9)
-                part, fast = gradient(model, Anelbo(share=share), batch, seed=9)
+                part, fast = gradient(model, Anelbo(fraction=fraction), batch, seed=9)
                 noise.append((part - whole).square().sum().item())
                 ratios.append(slow / fast)
             table.append(
                 {
-                    "share of the anchors": share,
+                    "fraction of the anchors": fraction,
                     "forward and backward, faster": statistics.median(ratios),
                     ADDED: statistics.mean(noise) / statistics.mean(sampling),
                 }

@@ -1,4 +1,4 @@
-"""What leaving padding out of the work gains, by the share of text in a batch.
+"""What leaving padding out of the work gains, by the fraction of text in a batch.
 
     python -m benchmarks.core.padding [--rounds 5]
 
@@ -49,18 +49,18 @@ def main() -> None:
         times: dict[float, list[float]] = {0.0: [], 1.0: []}
         losses = {}
         for _ in range(rounds + 1):
-            for share, seconds in times.items():
-                unpadded.WORTHWHILE = share
+            for fraction, seconds in times.items():
+                unpadded.WORTHWHILE = fraction
                 start = time.perf_counter()
                 terms = Nelbo(CountMasking())(model, batch, progress=0.0, noise=Noise(0))
                 (terms.loss_sum / terms.tokens).backward()
                 seconds.append(time.perf_counter() - start)
-                losses[share] = (terms.nll_sum / terms.tokens).item()
+                losses[fraction] = (terms.nll_sum / terms.tokens).item()
                 model.zero_grad()
         gains = [a / b for a, b in zip(times[0.0][1:], times[1.0][1:], strict=True)]
         table.append(
             {
-                "share of text": batch.valid.float().mean().item(),
+                "fraction of text": batch.valid.float().mean().item(),
                 "padded, seconds": statistics.median(times[0.0][1:]),
                 "side by side, seconds": statistics.median(times[1.0][1:]),
                 "faster": statistics.median(gains),
@@ -68,7 +68,7 @@ def main() -> None:
             }
         )
     method = f"MDLM micro, V={SIZE:,}, {ROWS} rows of {LENGTH}, {rounds} rounds, {torch.get_num_threads()} threads"
-    conclusion = {f"at {row['share of text']:.0%} text": f"{row['faster']:.2f} x" for row in table}
+    conclusion = {f"at {row['fraction of text']:.0%} text": f"{row['faster']:.2f} x" for row in table}
     record("core_padding", table, conclusion=conclusion, method=method)
 
 

@@ -151,8 +151,8 @@ def anchor_mask(x_0: Tensor, most: int = 5) -> Tensor:
     """[B, L]: the token occurs at most `most` times in its own row."""
     rows = []
     for row in x_0:
-        _, place, counts = torch.unique(row, return_inverse=True, return_counts=True)
-        rows.append(counts[place] <= most)
+        _, position, counts = torch.unique(row, return_inverse=True, return_counts=True)
+        rows.append(counts[position] <= most)
     return torch.stack(rows)
 
 

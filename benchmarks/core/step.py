@@ -61,9 +61,9 @@ def build() -> TwoStage:
 
 def plain_twin(model: TwoStage) -> PlainAdlm:
     shape = {"width": WIDTH, "heads": HEADS, "anchor_layers": LAYERS, "denoiser_layers": DENOISER_LAYERS}
-    twin = PlainAdlm(SIZE, MASK, **shape)
-    twin.load_state_dict(model.state_dict(), strict=True)
-    return twin
+    matched_baseline = PlainAdlm(SIZE, MASK, **shape)
+    matched_baseline.load_state_dict(model.state_dict(), strict=True)
+    return matched_baseline
 
 
 def plain(model: PlainAdlm) -> Loss:
@@ -110,8 +110,8 @@ class _Fixed(UniformMasking):
 CORRUPTED: dict[int, Corrupted] = {}
 
 
-def fused_loss(model: TwoStage, share: float = 1.0) -> Loss:
-    objective = Anelbo(_Fixed(), RareInSequence(5), GAMMA, share=share)
+def fused_loss(model: TwoStage, fraction: float = 1.0) -> Loss:
+    objective = Anelbo(_Fixed(), RareInSequence(5), GAMMA, fraction=fraction)
     return lambda batch, c: objective(model, batch, progress=1.0, noise=NOISE).loss_sum
 
 
@@ -221,10 +221,10 @@ def training(rows: int, rounds: int, compiled: bool) -> None:
     table = [
         {
             "variant": name,
-            "seconds a step": statistics.median(times[name]),
+            "seconds per step": statistics.median(times[name]),
             "faster than plain": ratio(times, "plain", name),
             "MB above weights and optimiser": memory[name],
-            "share of plain's": memory[name] / memory["plain"],
+            "fraction of plain's": memory[name] / memory["plain"],
             "loss a token": losses[name],
         }
         for name in VARIANTS
@@ -235,7 +235,7 @@ def training(rows: int, rounds: int, compiled: bool) -> None:
         "memory": round(memory[SHIPPED] / memory["plain"], 3),
         "loss differs by": abs(losses[SHIPPED] - losses["plain"]) / losses["plain"],
         "GFLOP/s reached, of": [round(reached / 1e9, 1), round(peak / 1e9, 1)],
-        "share of the matmul peak": round(reached / peak, 2),
+        "fraction of the matmul peak": round(reached / peak, 2),
         "masked, anchors, tokens": [
             int(corrupted.masked.sum()),
             int(RareInSequence(5).mark(batch).sum()),
@@ -253,7 +253,7 @@ def sampling(rounds: int) -> None:
     """The network's part of a step that reveals one token a row, at half of the row masked."""
     table, conclusion = [], {}
     model = build().eval()
-    twin = plain_twin(model).eval()
+    matched_baseline = plain_twin(model).eval()
     for rows in (1, 8):
         batch = rows_of(rows)
         level = torch.full((rows,), 0.5, dtype=torch.float64)
@@ -263,12 +263,12 @@ def sampling(rounds: int) -> None:
             reveal[row, (x_t[row] == MASK).nonzero()[0, 0]] = True
 
         def ours(x_t: Tensor = x_t, reveal: Tensor = reveal) -> Tensor:
-            return model.logits(model.features(x_t, wanted=reveal).final).softmax(-1)
+            return model.logits(model.features(x_t, output_mask=reveal).final).softmax(-1)
 
         def theirs(x_t: Tensor = x_t) -> Tensor:
-            return plain_sampling_forward(twin, x_t)
+            return plain_sampling_forward(matched_baseline, x_t)
 
-        with model.frozen():
+        with model.inference_weights():
             differ = (ours() - theirs()[reveal]).abs().max().item()  # and a round to warm up
             times = in_turn({"plain": theirs, "adlm": ours}, rounds * 3)
         gain = ratio(times, "plain", "adlm")

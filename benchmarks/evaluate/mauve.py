@@ -18,13 +18,16 @@ SEEDS = range(40)
 
 
 def blobs(moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """20 tight clusters in 32 dimensions; the share that each has differs the more between the sides the larger
+    """20 tight clusters in 32 dimensions; the fraction that each has differs the more between the sides the larger
     `moved` is."""
     rng = np.random.default_rng(0)
     centres = 3 * rng.normal(size=(20, 32))
     tilt = np.exp(moved * rng.normal(size=20))
-    chances = np.full(20, 0.05), tilt / tilt.sum()
-    p, q = (centres[rng.choice(20, 1000, p=chance)] + 0.05 * rng.normal(size=(1000, 32)) for chance in chances)
+    probabilities = np.full(20, 0.05), tilt / tilt.sum()
+    p, q = (
+        centres[rng.choice(20, 1000, p=probability)] + 0.05 * rng.normal(size=(1000, 32))
+        for probability in probabilities
+    )
     return p, q
 
 

@@ -98,7 +98,7 @@ def main() -> None:
         torch.manual_seed(0)
         model = config.build(Vocabulary(SIZE, SIZE - 1)).eval()
         rates: dict[str, float] = {}
-        with model.frozen():
+        with model.inference_weights():
             for steps in STEPS:
                 if model.causal:
                     rates[f"T={steps}"] = rates.get("T=32") or cached_rate(model, 1, chosen.length, chosen.rounds)
@@ -114,9 +114,9 @@ def main() -> None:
     stages, one, deep = (table[name] for name in ("ADLM, 8 + 4", "MDLM, 8 layers", "MDLM, 12 layers"))
     record(
         "sampling_cost",
-        [{"tokens a second": name, **rates} for name, rates in table.items()],
+        [{"tokens per second": name, **rates} for name, rates in table.items()],
         conclusion={
-            "the second stage's share of the time, T=128": f"{1 - stages['T=128'] / one['T=128']:.0%}",
+            "the second stage's fraction of the time, T=128": f"{1 - stages['T=128'] / one['T=128']:.0%}",
             "ADLM against an MDLM of as many layers, T=128": f"{stages['T=128'] / deep['T=128']:.2f} x its tokens",
         },
         method=f"width 512, V={SIZE:,}, L={chosen.length}, T at batch 1 and batches at T=128, float32, "

@@ -15,7 +15,7 @@ from adlm.randomness import Noise
 from adlm.samplers import Ancestral, Canvas
 from benchmarks._record import RESULTS, record
 from benchmarks.sampling.plain import PlainAncestral
-from benchmarks.sampling.speed import SMALL, build, twin
+from benchmarks.sampling.speed import SMALL, build, matched_baseline
 
 BASE = {"L": 256, "T": 64, "V": 8192, "batch": 4}
 VALUES = {
@@ -36,7 +36,7 @@ def measure(setting: dict[str, int]) -> tuple[float, float | None]:
     ours = time.perf_counter() - start
     if setting["T"] > 2 * BASE["T"]:
         return ours, None
-    plain = PlainAncestral(twin(model, shape), torch.Generator().manual_seed(0))
+    plain = PlainAncestral(matched_baseline(model, shape), torch.Generator().manual_seed(0))
     plain.step(blank.tokens, 1.0, 0.9)
     plain.memo = None
     start = time.perf_counter()
@@ -65,7 +65,7 @@ def main() -> None:
         axis.set_xticks(values, [f"{value:,}" for value in values], rotation=45)
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds a sample of the batch")
+    axes[0].set_ylabel("seconds per sample of the batch")
     axes[0].legend()
     figure.savefig(RESULTS / "sampling_growth.svg", metadata={"Date": None})
     held = ", ".join(f"{name}={value:,}" for name, value in BASE.items())

@@ -18,8 +18,8 @@ import torch
 import adlm
 from adlm.data.config import Corpus
 from adlm.evaluate.perplexity import perplexity
-from adlm.experiments.demo import Demo
-from adlm.experiments.training import held_out
+from adlm_studies.experiments.demo import Demo
+from adlm_studies.experiments.training import held_out
 from benchmarks._record import record
 from benchmarks.sampling.speed import FULL, LENGTH, build
 
@@ -27,14 +27,14 @@ from benchmarks.sampling.speed import FULL, LENGTH, build
 def pass_seconds(rounds: int) -> dict[str, float]:
     model = build(**FULL)
     tokens = torch.randint(0, FULL["size"] - 1, (1, LENGTH), generator=torch.Generator().manual_seed(0))
-    wanted = torch.arange(LENGTH)[None] == 0
+    output_mask = torch.arange(LENGTH)[None] == 0
     best = {"float32": math.inf, "int8": math.inf}
     for name in [*best] * rounds:
         model.use_int8(name == "int8")
-        with model.frozen():
-            model.features(tokens, wanted=wanted)  # makes what is made once
+        with model.inference_weights():
+            model.features(tokens, output_mask=output_mask)  # makes what is made once
             start = time.perf_counter()
-            model.features(tokens, wanted=wanted)
+            model.features(tokens, output_mask=output_mask)
             best[name] = min(best[name], time.perf_counter() - start)
     return best
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     chosen = parser.parse_args()
     took = pass_seconds(chosen.rounds)
-    rows = [{"what": "seconds a pass", **took, "±": 0.0}]
+    rows = [{"what": "seconds per pass", **took, "±": 0.0}]
     for name in chosen.models:
         model = adlm.load(name)
         network, found = model.network, {}
@@ -54,9 +54,9 @@ def main() -> None:
         table = held_out(data, model.tokenizer, Path("runs/demo/data"))
         for precision in took:
             network.use_int8(precision == "int8")
-            found[precision] = perplexity(network, table, rows=200, draws=4).nats_a_row
+            found[precision] = perplexity(network, table, rows=200, draws=4).nats_per_row
         means = {precision: each.mean for precision, each in found.items()}
-        rows.append({"what": f"nats a story, {name}", **means, "±": found["float32"].error})
+        rows.append({"what": f"nats per story, {name}", **means, "±": found["float32"].error})
     record(
         "sampling_int8",
         rows,

@@ -45,7 +45,7 @@ def build(width: int, heads: int, anchor: int, denoiser: int, size: int) -> TwoS
     return model.eval()
 
 
-def twin(model: TwoStage, shape: dict[str, int]) -> PlainAdlm:
+def matched_baseline(model: TwoStage, shape: dict[str, int]) -> PlainAdlm:
     plain = PlainAdlm(
         shape["size"],
         shape["size"] - 1,
@@ -78,11 +78,11 @@ def seconds(function, *arguments) -> float:
 def trajectory(steps: int, points: int) -> dict[str, float]:
     """Seconds of a whole trajectory of each, from steps spread over it."""
     model = build(**FULL)
-    plain = PlainAncestral(twin(model, FULL), torch.Generator().manual_seed(0))
+    plain = PlainAncestral(matched_baseline(model, FULL), torch.Generator().manual_seed(0))
     sampler, size = Ancestral(steps=steps), FULL["size"]
     ours: list[float] = []
     theirs: list[float] = []
-    with model.frozen():
+    with model.inference_weights():
         warm = sampler.board(model, Canvas.blank(ROWS, LENGTH, size - 1), noise=Noise(9))
         warm.reveal(warm.blank & (torch.arange(LENGTH) == 0), 1.0, 0)
         for point in range(points):
@@ -107,7 +107,7 @@ def trajectory(steps: int, points: int) -> dict[str, float]:
 def whole(steps: int) -> dict[str, float]:
     """A whole run of each at a size where that takes seconds."""
     model = build(**SMALL)
-    plain = PlainAncestral(twin(model, SMALL), torch.Generator().manual_seed(0))
+    plain = PlainAncestral(matched_baseline(model, SMALL), torch.Generator().manual_seed(0))
     blank = Canvas.blank(ROWS, 256, SMALL["size"] - 1)
     sampler = Ancestral(steps=steps)
     ours = [seconds(lambda seed=seed: sampler.sample(model, blank, noise=Noise(seed))) for seed in range(3)]
@@ -120,7 +120,7 @@ def peak(which: str) -> float:
     model = build(**FULL)
     tokens, _ = canvas_at(64, 128, FULL["size"], seed=0)
     if which == "plain":
-        plain = PlainAncestral(twin(model, FULL), torch.Generator().manual_seed(0))
+        plain = PlainAncestral(matched_baseline(model, FULL), torch.Generator().manual_seed(0))
         del model
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
@@ -130,7 +130,7 @@ def peak(which: str) -> float:
         Path("/proc/self/clear_refs").write_text("5")
         canvas = Canvas(tokens, tokens != FULL["size"] - 1, torch.arange(ROWS))
         sampler = Ancestral(steps=128)
-        with model.frozen():
+        with model.inference_weights():
             sampler.take(64, sampler.board(model, canvas, noise=Noise(0)), Never())
     return resident("VmHWM") - before
 

@@ -39,7 +39,7 @@ def main() -> None:
     rows = []
     for name in chosen.models:
         model = adlm.load(name)
-        roles, length = model.tokenizer.roles, model.config.rows.length
+        roles, length = model.tokenizer.roles, model.config.packing.length
         if model.tokenizer.fingerprint != judge.tokenizer.fingerprint:
             parser.error(f"{name} and the judge have different tokenizers")
         for stale in STALE:
@@ -57,10 +57,10 @@ def main() -> None:
                 {
                     "model": name,
                     "K": stale,
-                    "nats a story": nats.mean,
+                    "nats per story": nats.mean,
                     "±": nats.error,
                     "word entropy": entropy,
-                    "anchor passes a row": sample.anchor_row_calls / chosen.rows,
+                    "anchor passes per row": sample.anchor_row_calls / chosen.rows,
                     "seconds": seconds,
                 }
             )

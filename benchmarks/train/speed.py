@@ -33,12 +33,12 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.randomness import Noise
-from adlm.recipes.twins import same_cost, same_parameters
+from adlm.recipes.matched import same_cost, same_parameters
+from adlm.train.fit import fit
+from adlm.train.lr_schedules import Constant
 from adlm.train.metrics import read_metrics
 from adlm.train.optimizer import AdamW
-from adlm.train.rates import Constant
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import fit
 from benchmarks._record import record
 
 VOCABULARY, LENGTH, ROWS = 8192, 256, 4
@@ -63,7 +63,7 @@ def run_of(name: str, steps: int) -> Run:
     network, objective = models()[name]
     train = TrainConfig(steps, ROWS * LENGTH, ROWS, AdamW(), Constant(1))
     data = Synthetic(VOCABULARY, LENGTH, count=2000)
-    validation = ValidationConfig(every=0, rows=1, draws=1)
+    validation = ValidationConfig(every=0, num_rows=1, draws=1)
     return Run("speed", data, network, objective, train, validation, CheckpointConfig(max(1, steps // 2)))
 
 
@@ -75,7 +75,7 @@ def bare(run: Run, model: nn.Module, loader, optimizer, first: int) -> list[floa
         batch = loader.batch(step)
         terms = run.objective(model, batch, progress=0.5, noise=noise)  # type: ignore[arg-type]
         (terms.loss_sum / terms.tokens).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), run.train.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), run.train.grad_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seconds.append(time.perf_counter() - start)
@@ -95,7 +95,13 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
     data = Synthetic(VOCABULARY, LENGTH, count=2000)
     train = TrainConfig(steps, ROWS * LENGTH, ROWS, AdamW(), Constant(1))
     run = Run(
-        "speed", data, network, objective, train, ValidationConfig(every=0, rows=1, draws=1), CheckpointConfig(10**6)
+        "speed",
+        data,
+        network,
+        objective,
+        train,
+        ValidationConfig(every=0, num_rows=1, draws=1),
+        CheckpointConfig(10**6),
     )
     prepared = data.prepare()
     model = network.build(Vocabulary(VOCABULARY, VOCABULARY - 1)).train()
@@ -157,10 +163,10 @@ def main() -> None:
             {
                 "model": name,
                 "parameters, M": count_parameters(network, words).total / 1e6,
-                "tokens a second": ROWS * LENGTH / found["seconds"],
+                "tokens per second": ROWS * LENGTH / found["seconds"],
                 "GFLOP/s": work / found["seconds"] / 1e9,
                 "peak memory, MB": found["peak"],
-                "seconds a step": found["seconds"],
+                "seconds per step": found["seconds"],
                 "bare loop": found["bare"],
                 "trainer / bare": found["ratio"],
                 "a checkpoint, seconds": found["saving"],

@@ -26,8 +26,8 @@ def batches(draw: st.DrawFn) -> Batch:
         row = st.lists(st.booleans(), min_size=length, max_size=length)
         valid = torch.tensor(draw(st.lists(row, min_size=count, max_size=count)))
     else:
-        places = torch.arange(length) if side == "right" else torch.arange(length).flip(0)
-        valid = places < text
+        positions = torch.arange(length) if side == "right" else torch.arange(length).flip(0)
+        valid = positions < text
     padding = draw(st.sampled_from([0, 1, VOCAB + 100, -100]))
     return batch_of(tokens.masked_fill(~valid, padding), valid)
 

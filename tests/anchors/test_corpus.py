@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adlm.anchors.corpus import RareInCorpus, TfIdf
 from adlm.anchors.rules import AnchorRule, TypeRule
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.data.corpus_table import TABLE, CorpusTable
 from adlm.errors import ConfigError, DamagedData, DataError
 from tests.anchors.batches import VOCAB, batches, marks_of
@@ -42,13 +42,13 @@ which = st.integers(0, len(TABLES) - 1)
 
 
 @given(batches(), which, st.sampled_from([0.0, 0.01, 0.1, 0.25, 0.3, 1.0]))
-def test_rare_types_are_those_below_the_share(paths, batch, i, share):
+def test_rare_types_are_those_below_the_fraction(paths, batch, i, fraction):
     table = TABLES[i]
 
     def rare(token: int) -> bool:
-        return token != MASK and int(table.counts[token]) / table.tokens < share
+        return token != MASK and int(table.counts[token]) / table.tokens < fraction
 
-    marks = RareInCorpus.from_table(paths[i], share=share).mark(batch)
+    marks = RareInCorpus.from_table(paths[i], fraction=fraction).mark(batch)
     assert marks.tolist() == marks_of(batch, lambda row: [rare(token) for token in row])
 
 
@@ -74,11 +74,11 @@ def plain_scores(table: CorpusTable, row: list[int]) -> list[float]:
 def test_tf_idf_marks_the_highest_scores_of_each_row(paths, batch, i, percent):
     def highest(row: list[int]) -> list[bool]:
         scores = plain_scores(TABLES[i], row)
-        wanted = -(-percent * len(row) // 100)  # ceil(share * length), in integers
-        cut = sorted(scores, reverse=True)[wanted - 1] if wanted else np.inf
+        output_mask = -(-percent * len(row) // 100)  # ceil(share * length), in integers
+        cut = sorted(scores, reverse=True)[output_mask - 1] if output_mask else np.inf
         return [score > 0 and score >= cut for score in scores]
 
-    marks = TfIdf.from_table(paths[i], share=percent / 100).mark(batch)
+    marks = TfIdf.from_table(paths[i], fraction=percent / 100).mark(batch)
     assert marks.tolist() == marks_of(batch, highest)
 
 
@@ -92,7 +92,7 @@ def test_tf_idf_marks_the_scores_above_a_threshold(paths, batch, i, above):
 def test_tf_idf_prefers_what_is_frequent_here_and_rare_elsewhere(paths):
     # Type 0 is in every document, 3 and 4 in one of eight: 3 stands here twice.
     batch = batch_of([[0, 3, 0, 4, 3, 0, 0, 1]])
-    rule = TfIdf.from_table(paths[0], share=0.25)
+    rule = TfIdf.from_table(paths[0], fraction=0.25)
     assert rule.mark(batch)[0].nonzero()[:, 0].tolist() == [1, 4]
     assert rule.scores(batch)[0, 1].item() == pytest.approx(2 / 8 * np.log(8))
 
@@ -100,7 +100,7 @@ def test_tf_idf_prefers_what_is_frequent_here_and_rare_elsewhere(paths):
 def test_marks_of_a_row_do_not_depend_on_its_batch_or_padding(paths):
     row = [0, 3, 0, 4, 3, 0, 0, 1]
     other = [5, 5, 5, 5, 4, 4, 4, 4]
-    rules = [TfIdf.from_table(paths[0], share=0.4), RareInCorpus.from_table(paths[0], rank=2)]
+    rules = [TfIdf.from_table(paths[0], fraction=0.4), RareInCorpus.from_table(paths[0], rank=2)]
     for rule in rules:
         alone = rule.mark(batch_of([row]))[0]
         assert torch.equal(rule.mark(batch_of([other, row]))[1], alone)
@@ -110,15 +110,15 @@ def test_marks_of_a_row_do_not_depend_on_its_batch_or_padding(paths):
 
 def test_a_batch_without_tokens_has_no_marks(paths):
     for shape in ((0, 4), (3, 0)):
-        for rule in (TfIdf.from_table(paths[0], share=0.5), RareInCorpus.from_table(paths[0], rank=2)):
+        for rule in (TfIdf.from_table(paths[0], fraction=0.5), RareInCorpus.from_table(paths[0], rank=2)):
             assert rule.mark(batch_of(torch.zeros(shape, dtype=torch.long))).shape == shape
 
 
 def test_corpus_rules_are_values(paths):
     for rule in (
-        RareInCorpus.from_table(paths[0], share=0.1),
+        RareInCorpus.from_table(paths[0], fraction=0.1),
         RareInCorpus.from_table(paths[0], rank=3),
-        TfIdf.from_table(paths[0], share=0.1),
+        TfIdf.from_table(paths[0], fraction=0.1),
         TfIdf.from_table(paths[0], above=0.01),
     ):
         same = from_json(AnchorRule, json.loads(json.dumps(to_json(rule))))
@@ -130,16 +130,16 @@ def test_corpus_rules_are_values(paths):
 def test_a_rule_is_made_from_a_prepared_folder_and_found_from_any_other(tmp_path, monkeypatch):
     TABLES[0].write(tmp_path / TABLE)
     monkeypatch.chdir(tmp_path)
-    rule = TfIdf.from_table(".", share=0.5)
+    rule = TfIdf.from_table(".", fraction=0.5)
     monkeypatch.chdir("/")
-    assert rule == TfIdf.from_table(tmp_path, share=0.5)
+    assert rule == TfIdf.from_table(tmp_path, fraction=0.5)
     assert rule.checksum == TABLES[0].checksum
 
 
 def test_a_rule_refuses_another_table_than_its_own(tmp_path):
     path = tmp_path / TABLE
     TABLES[0].write(path)
-    rules = [RareInCorpus.from_table(path, rank=2), TfIdf.from_table(path, share=0.5)]
+    rules = [RareInCorpus.from_table(path, rank=2), TfIdf.from_table(path, fraction=0.5)]
     TABLES[1].write(path)
     for rule in rules:
         with pytest.raises(DamagedData, match=r"another table, of texts \(train\), 6 tokens") as caught:
@@ -152,7 +152,7 @@ def test_a_rule_refuses_another_table_than_its_own(tmp_path):
 
 
 def test_a_token_that_the_table_does_not_know_is_named(paths):
-    for rule in (RareInCorpus.from_table(paths[0], rank=2), TfIdf.from_table(paths[0], share=0.5)):
+    for rule in (RareInCorpus.from_table(paths[0], rank=2), TfIdf.from_table(paths[0], fraction=0.5)):
         with pytest.raises(DataError, match=f"token {VOCAB}, where the rule knows {VOCAB} types"):
             rule.mark(batch_of([[0, VOCAB]]))
 
@@ -160,12 +160,12 @@ def test_a_token_that_the_table_does_not_know_is_named(paths):
 @pytest.mark.parametrize(
     ("rule", "thresholds", "complaint"),
     [
-        (RareInCorpus, {}, "give share or rank, and only one"),
-        (RareInCorpus, {"share": 0.1, "rank": 3}, "2 of share or rank"),
-        (RareInCorpus, {"share": 1.5}, r"not in \[0, 1\]"),
+        (RareInCorpus, {}, "give fraction or rank, and only one"),
+        (RareInCorpus, {"fraction": 0.1, "rank": 3}, "2 of fraction or rank"),
+        (RareInCorpus, {"fraction": 1.5}, r"not in \[0, 1\]"),
         (RareInCorpus, {"rank": -1}, "a negative rank"),
-        (TfIdf, {}, "give share or above, and only one"),
-        (TfIdf, {"share": -0.5}, r"not in \[0, 1\]"),
+        (TfIdf, {}, "give fraction or above, and only one"),
+        (TfIdf, {"fraction": -0.5}, r"not in \[0, 1\]"),
     ],
 )
 def test_thresholds_that_mean_nothing_are_refused(rule, thresholds, complaint):

@@ -14,12 +14,12 @@ from adlm.anchors.rules import (
     EveryToken,
     Given,
     NoToken,
-    RandomShare,
+    RandomFraction,
     RareInSequence,
     TypeRule,
     counts_in_row,
 )
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.errors import ConfigError, DataError
 from adlm.types import Batch
 from tests.anchors.batches import VOCAB, batches, marks_of
@@ -63,44 +63,47 @@ def test_marks_equal_the_official_ones():
 
 
 def draws(rows: list[int], length: int = 64) -> Batch:
-    return replace(batch_of(torch.zeros(len(rows), length, dtype=torch.long)), draw=torch.tensor(rows))
+    return replace(batch_of(torch.zeros(len(rows), length, dtype=torch.long)), sample_id=torch.tensor(rows))
 
 
-def test_a_random_share_is_that_share():
+def test_a_random_fraction_is_that_fraction():
     batch = draws(list(range(400)))
-    for share in (0.0, 0.1, 0.5, 1.0):
-        marks = RandomShare(share, seed=3).mark(batch).double()
-        deviation = (share * (1 - share) / marks.numel()) ** 0.5
-        assert abs(marks.mean() - share) <= 4 * deviation
-        if share == 0.5:  # positions and rows are independent
+    for fraction in (0.0, 0.1, 0.5, 1.0):
+        marks = RandomFraction(fraction, seed=3).mark(batch).double()
+        deviation = (fraction * (1 - fraction) / marks.numel()) ** 0.5
+        assert abs(marks.mean() - fraction) <= 4 * deviation
+        if fraction == 0.5:  # positions and rows are independent
             assert abs((marks[:, 1:] == marks[:, :-1]).double().mean() - 0.5) < 4 * deviation
             assert abs((marks[1:] == marks[:-1]).double().mean() - 0.5) < 4 * deviation
 
 
 @given(batches(), st.floats(0, 1), st.integers(0, 5))
-def test_random_marks_of_a_row_depend_on_its_number_and_not_on_its_batch(batch, share, seed):
-    rule = RandomShare(share, seed)
+def test_random_marks_of_a_row_depend_on_its_number_and_not_on_its_batch(batch, fraction, seed):
+    rule = RandomFraction(fraction, seed)
     marks = rule.mark(batch)
     assert not (marks & ~batch.valid).any()
     for i in range(len(batch.tokens)):
         alone = Batch(
-            tokens=batch.tokens[i:][:1], valid=batch.valid[i:][:1], index=torch.tensor([7]), draw=batch.draw[i:][:1]
+            tokens=batch.tokens[i:][:1],
+            valid=batch.valid[i:][:1],
+            index=torch.tensor([7]),
+            sample_id=batch.sample_id[i:][:1],
         )
         assert torch.equal(rule.mark(alone), marks[i : i + 1])
 
 
 def test_random_marks_change_with_the_seed_and_the_draw():
-    rule, batch = RandomShare(0.5, seed=1), draws([0, 1])
+    rule, batch = RandomFraction(0.5, seed=1), draws([0, 1])
     marks = rule.mark(batch)
     assert not torch.equal(marks[0], marks[1])
-    assert not torch.equal(marks, RandomShare(0.5, seed=2).mark(batch))
+    assert not torch.equal(marks, RandomFraction(0.5, seed=2).mark(batch))
     assert torch.equal(rule.mark(draws([0, 1], length=16)), marks[:, :16]), "padding a row moved its marks"
 
 
 def test_shares_that_are_none_are_refused():
-    for share in (-0.1, 1.1, float("nan")):
+    for fraction in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match=r"not in \[0, 1\]"):
-            RandomShare(share)
+            RandomFraction(fraction)
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,10 @@ def test_a_token_that_a_table_does_not_know_is_named(token):
 def test_a_batch_without_tokens_has_no_marks():
     for shape in ((0, 4), (3, 0)):
         batch = batch_of(torch.zeros(shape, dtype=torch.long))
-        for rule in (RareInSequence(), EveryToken(), NoToken(), RandomShare(0.5), Odd()):
+        for rule in (RareInSequence(), EveryToken(), NoToken(), RandomFraction(0.5), Odd()):
             assert rule.mark(batch).shape == shape
 
 
-@pytest.mark.parametrize("rule", [RareInSequence(3), Given(), EveryToken(), NoToken(), RandomShare(0.25, seed=9)])
+@pytest.mark.parametrize("rule", [RareInSequence(3), Given(), EveryToken(), NoToken(), RandomFraction(0.25, seed=9)])
 def test_rules_survive_json(rule):
     assert from_json(AnchorRule, to_json(rule)) == rule

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adlm.anchors.rules import AnchorRule
 from adlm.anchors.words import ContentWords, is_content_word
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.data.tokenizer import train_bpe, train_words
 from adlm.errors import ConfigError
 from tests.anchors.batches import VOCAB, batches, marks_of

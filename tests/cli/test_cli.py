@@ -90,7 +90,7 @@ def test_the_demo_runs_to_its_end(tmp_path, capsys):
     assert [each["name"] for each in trained] == ["ar", "mdlm", "adlm"]
     for each in trained:
         (score,) = each["result"]["scores"].values()
-        assert score["nats_a_token"]["error"] > 0
+        assert score["nats_per_token"]["error"] > 0
         assert (tmp_path / "out" / each["name"] / "model.safetensors").exists()
     assert "<!doctype html>" in (tmp_path / "out" / "report.html").read_text()[:100].lower()
 

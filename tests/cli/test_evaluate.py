@@ -12,7 +12,7 @@ import torch
 
 from adlm.cli import main
 from adlm.cli.evaluate.perplexity import own_objective
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import characters
 from adlm.evaluate import perplexity as scoring
@@ -95,9 +95,9 @@ def test_all_estimators_stand_side_by_side_and_agree(folder, text, tmp_path, cap
     assert run("perplexity", folder, text, "--estimator", "all", "--draws", "16", "--out", tmp_path / "r.json") == 0
     figures = read_result(tmp_path / "r.json").figures
     assert {
-        "nats_a_token",
-        "nats_a_token times",
-        "nats_a_token importance",
+        "nats_per_token",
+        "nats_per_token times",
+        "nats_per_token importance",
         "z times",
         "z importance",
     } <= figures.keys()
@@ -255,7 +255,7 @@ def test_two_results_are_compared_item_by_item(folder, text, tmp_path, capsys):
     one, two, found = (read_result(tmp_path / f"{name}.json") for name in "abc")
     means = [np.sum(each.items["nats"]) / np.sum(each.items["tokens"]) for each in (one, two)]
     assert found.figures["difference"].value == pytest.approx(means[0] - means[1])
-    assert "| nats a token |" in shown
+    assert "| nats per token |" in shown
     assert "one side is a bound" in shown
     assert "7 items: with fewer than 30" in shown
     assert run("perplexity", other, text, "--out", tmp_path / "b.json") == 0

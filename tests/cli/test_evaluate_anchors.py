@@ -4,7 +4,7 @@ import torch
 from adlm.anchors import NoToken, RareInSequence
 from adlm.cli import main
 from adlm.cli.evaluate.anchors import trained_rule
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import train_words
 from adlm.errors import MissingExtra

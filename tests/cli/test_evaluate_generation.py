@@ -130,6 +130,6 @@ def test_the_frontier_has_every_setting_and_the_ar_model(folder, tmp_path, capsy
     ],
 )
 def test_mistakes_are_answered(folder, tmp_path, words, message, capsys):
-    places = {"MODEL": str(folder / "masked"), "REAL": str(folder / "real")}
-    assert run(folder, *(places.get(word, word) for word in words), "--out", str(tmp_path / "out.json")) == 2
+    positions = {"MODEL": str(folder / "masked"), "REAL": str(folder / "real")}
+    assert run(folder, *(positions.get(word, word) for word in words), "--out", str(tmp_path / "out.json")) == 2
     assert message in capsys.readouterr().err

@@ -14,7 +14,7 @@ from rich.console import Console
 from adlm.anchors import ContentWords, RareInSequence
 from adlm.cli import live
 from adlm.cli.live import LiveView, anchor_rule, harmless
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_bpe, train_words
 from adlm.models.io import ModelConfig
@@ -22,7 +22,7 @@ from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.nelbo import Anelbo
-from adlm.samplers.board import StepView
+from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 
 WORDS = train_words(["the cat sat on the mat.\n\x1b[31m 猫 犬 the dog sat on the log."])
@@ -43,16 +43,16 @@ def terminal(width=60, height=20, **options) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=width, height=height, **options)
 
 
-def view_of(rows, fresh=(), remasked=(), step=0, steps=10) -> StepView:
+def view_of(rows, fresh=(), remasked=(), step=0, steps=10) -> StepEvent:
     tokens = torch.tensor(rows)
     marks = [torch.zeros_like(tokens, dtype=torch.bool) for _ in range(2)]
-    for mark, places in zip(marks, (fresh, remasked), strict=True):
-        for place in places:
-            mark[place] = True
-    return StepView(step, steps, tokens, *marks)
+    for mark, positions in zip(marks, (fresh, remasked), strict=True):
+        for position in positions:
+            mark[position] = True
+    return StepEvent(step, steps, tokens, *marks)
 
 
-def drawn(view: LiveView, step: StepView, **options) -> str:
+def drawn(view: LiveView, step: StepEvent, **options) -> str:
     """A picture as the terminal gets it."""
     console = terminal(view.console.width, view.console.height, **options)
     console.print(view.picture(step))

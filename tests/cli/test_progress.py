@@ -9,13 +9,13 @@ from rich.console import Console
 
 from adlm.cli import progress
 from adlm.cli.progress import TrainingBar, bar
-from adlm.train.metrics import Report, Validated
+from adlm.train.metrics import StepMetrics, ValidationMetrics
 from adlm.types import Estimate
 
 
-def report(step: int, steps: int = 1000, **changes) -> Report:
-    """A thousand tokens a step, one step a second."""
-    whole = Report(step, steps, 3.0, 2.5, 1.0, 1e-3, 1000 * step, float(step), 1000.0, 2 * 10**9, 0)
+def report(step: int, steps: int = 1000, **changes) -> StepMetrics:
+    """A thousand tokens per step, one step a second."""
+    whole = StepMetrics(step, steps, 3.0, 2.5, 1.0, 1e-3, 1000 * step, float(step), 1000.0, 2 * 10**9, 0)
     return whole._replace(**changes)
 
 
@@ -112,11 +112,11 @@ def test_a_validation_is_a_line_that_stays(screen, width):
     with bar("tiny", 1000) as view:
         train = TrainingBar(view, 1000)
         train(report(500))
-        train.validated(Validated(500, Estimate(3.2144, 0.012, 4), 24.9, True, 1.0))
-        train.validated(Validated(600, Estimate(3.3, math.nan, 4), 27.1, False, 1.0))
+        train.validated(ValidationMetrics(500, Estimate(3.2144, 0.012, 4), 24.9, True, 1.0))
+        train.validated(ValidationMetrics(600, Estimate(3.3, math.nan, 4), 27.1, False, 1.0))
     lines = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\r", "", line).strip() for line in written.getvalue().splitlines()]
-    assert "validation at step 500: 3.214 ± 0.012 nats a token (best)" in lines
-    assert "validation at step 600: 3.300 nats a token" in lines
+    assert "validation at step 500: 3.214 ± 0.012 nats per token (best)" in lines
+    assert "validation at step 600: 3.300 nats per token" in lines
 
 
 def piped_lines(written: io.StringIO) -> list[str]:

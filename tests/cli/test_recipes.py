@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 
 from adlm.cli import main
-from adlm.configs import from_json
+from adlm.config import from_json
+from adlm.recipes.matched import mismatch
 from adlm.recipes.named import recipe, recipes
-from adlm.recipes.twins import mismatch
 from adlm.train.optimizer import Muon
 from adlm.train.run import Run
 
@@ -98,7 +98,7 @@ def test_a_shape_can_be_changed_before_it_is_shown(capsys):
         (["show", "text8-adlm-medium"], "known: micro, nano, tiny"),
         (["show", "text8-adlm", "--length", "64"], "a run has its own"),
         (["show", "text8-adlm", "--set", "train.stesp=7"], "did you mean 'steps'"),
-        (["show", "text8-adlm", "--set", "train.tokens=100"], "set train.tokens=256"),
+        (["show", "text8-adlm", "--set", "train.tokens_per_step=100"], "set train.tokens_per_step=256"),
     ],
 )
 def test_what_is_not_there_is_answered_with_what_is(capsys, words, message):

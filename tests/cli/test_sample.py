@@ -8,7 +8,7 @@ from rich.console import Console
 
 from adlm.cli import main, sample
 from adlm.cli.sample import Meter
-from adlm.configs import from_json
+from adlm.config import from_json
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_words
 from adlm.models.io import ModelConfig

@@ -11,11 +11,11 @@ TINY = [
     "network.anchor.width=32",
     "network.anchor.layers=1",
     "network.positions=0",
-    "train.tokens=128",
-    "train.micro_rows=8",
+    "train.tokens_per_step=128",
+    "train.micro_batch_size=8",
     "train.steps=4",
     "validation.every=2",
-    "validation.rows=8",
+    "validation.num_rows=8",
     "checkpoint.every=2",
 ]
 
@@ -68,7 +68,7 @@ def test_a_dry_run_prints_what_it_takes_and_trains_nothing(tmp_path, capsys, mon
         (["demo-adlm", "--samples", "-1"], "give 0 or more"),
         (["no/such/config.json"], "no such file"),
         (["demo-adlm", "--device", "abacus", "--dry-run"], "use auto, cpu, cuda or mps"),
-        (["demo-adlm", *arguments("train.tokens=100"), "--device", "cpu"], "set train.tokens=96"),
+        (["demo-adlm", *arguments("train.tokens_per_step=100"), "--device", "cpu"], "set train.tokens_per_step=96"),
         (["demo-adlm", *arguments(), "--shard", "--device", "cpu"], "start several with torchrun"),
         (["demo-adlm", "--set", "checkpoint.keep=1"], "give 2 or more"),
     ],

@@ -125,10 +125,10 @@ def save_checkpoint(path, weights, *, settings=TINY, averaged=None, tokenizer=No
             tree = {}
             for name, value in settings.items():
                 *above, last = name.split(".")
-                place = tree
+                position = tree
                 for part in above:
-                    place = place.setdefault(part, {})
-                place[last] = value
+                    position = position.setdefault(part, {})
+                position[last] = value
             hyper_parameters["config"] = container(tree)
         if tokenizer is not None:
             backend = with_state(Rust, {"json": tokenizer})

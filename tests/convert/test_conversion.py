@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.convert.contents import METADATA
 from adlm.convert.from_official import from_official
 from adlm.convert.names import Name
@@ -38,14 +38,14 @@ AR = {"model.n_heads": 4, "model.length": 24, "model.causal": True, "parameteriz
 def ordered(weights):
     """In the order of a state_dict of the official networks, which safetensors does not keep."""
 
-    def place(key):
+    def position(key):
         network, name = key.split(".", 1)
         parts = ("vocab_embed", "sigma_map", "rotary_emb", "blocks", "output_layer")
         inner = ("norm", "attn", "mlp", "linear", "adaLN")
         block = [int(part) for part in name.split(".") if part.isdigit()]
         return network, parts.index(name.split(".")[0]), block[:1], [i for i, part in enumerate(inner) if part in name]
 
-    return OrderedDict(sorted(weights.items(), key=lambda item: place(item[0])))
+    return OrderedDict(sorted(weights.items(), key=lambda item: position(item[0])))
 
 
 @pytest.fixture
@@ -183,8 +183,8 @@ def test_an_official_ar_model_predicts_the_same_tokens_with_the_same_chances(tmp
     theirs = official_ar(weights, F.pad(text, (1, 0), value=bos), heads=4)[:, :-1]
     ours = made.model.logits(made.model.features(text).final).log_softmax(-1)
     assert (ours - theirs)[..., :38].abs().max() < 1e-5
-    assert made.config.rows == Wrapped(23)
-    assert made.config.rows.frame(made.tokenizer.roles) == ([], [made.tokenizer.roles.eos_id])
+    assert made.config.packing == Wrapped(23)
+    assert made.config.packing.frame(made.tokenizer.roles) == ([], [made.tokenizer.roles.eos_id])
     assert made.config.network == OneStageConfig(StackConfig(width=32, heads=4, layers=2, causal=True))
 
 
@@ -366,7 +366,7 @@ def test_options_stand_in_for_a_configuration(tmp_path):
     with pytest.raises(ModelError, match="--tokenizer NAME_OR_FOLDER"):
         from_official(tmp_path / "plain.safetensors", Options(length=32, heads=3))
     made = from_official(tmp_path / "plain.safetensors", Options(**given, heads=3, rows="crop", timed=True))
-    assert made.config.rows == Padded(32, crop=True)
+    assert made.config.packing == Padded(32, crop=True)
     assert made.config.network.anchor.timed
     assert (made.tokenizer.mask_id, made.config.vocabulary) == (38, Vocabulary(39, 38))
 
@@ -376,9 +376,9 @@ def test_rows_follow_the_configuration(tmp_path):
     made = from_official(
         save_checkpoint(tmp_path / "a", weights, settings={**TINY, "data.wrap": False}, tokenizer=text)
     )
-    assert made.config.rows == Padded(24, crop=True)
+    assert made.config.packing == Padded(24, crop=True)
     path = save_checkpoint(tmp_path / "b", ar_weights(), settings={**AR, "data.wrap": False}, tokenizer=text)
-    assert from_official(path).config.rows == Padded(23, begin=False, crop=True)
+    assert from_official(path).config.packing == Padded(23, begin=False, crop=True)
 
 
 def test_the_roles_of_the_carried_tokenizer_are_the_official_ones(checkpoint):

@@ -58,7 +58,7 @@ def agree(model, original):
 def test_a_gpt2_gives_its_logits_after_its_begin_token(folder, original):
     made = from_transformers(folder)
     agree(made.model, original)
-    assert made.config.rows == Wrapped(PLACES)
+    assert made.config.packing == Wrapped(PLACES)
     assert (made.tokenizer.mask_id, made.tokenizer.roles.bos_id) == (SIZE, END)
     assert made.tokenizer.encode("a small text").tolist() == WORDS.encode("a small text").tolist()
     assert made.report[0].startswith("AR: a gpt2 of transformers")
@@ -91,7 +91,7 @@ def test_the_command_makes_a_folder_that_loads_writes_and_scores(folder, origina
     data.write_text("a small text for a small tokenizer. " * 40)
     words = ["evaluate", "perplexity", str(tmp_path / "model"), str(data)]
     assert main([*words, "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["figures"]["nats_a_token"]["kind"] == "exact"
+    assert json.loads(out.read_text())["figures"]["nats_per_token"]["kind"] == "exact"
     assert main(["sample", str(tmp_path / "model"), "--seed", "1"]) == 0
 
 
@@ -103,7 +103,7 @@ def test_embeddings_without_a_token_are_left_out(tmp_path):
     (tmp_path / "tokenizer.json").write_text(WORDS.backend.to_str())
     made = from_transformers(tmp_path)
     assert made.report[-1] == "left out: 3 embeddings that no token of its tokenizer has"
-    assert made.config.rows == Wrapped(1024)
+    assert made.config.packing == Wrapped(1024)
     agree(made.model, original)
 
 
@@ -182,7 +182,7 @@ def test_options_that_mean_nothing_for_a_gpt2_are_refused(folder):
         converted(folder, Options(weights="ema", heads=2))
     with pytest.raises(ModelError, match="rows of 25 tokens for a model of 24"):
         converted(folder, Options(length=25))
-    assert converted(folder, Options(length=8)).config.rows == Wrapped(8)
+    assert converted(folder, Options(length=8)).config.packing == Wrapped(8)
     (folder / "merges.txt").unlink()
     with pytest.raises(AdlmError, match="tokenizer"):
         converted(folder)

@@ -22,7 +22,7 @@ from adlm.convert.checkpoint import StoredTensor, opened
 from adlm.convert.from_official import from_official
 from adlm.convert.names import Name, admitted
 from adlm.convert.options import Options
-from adlm.convert.pickle_data import LARGEST, Record
+from adlm.convert.pickle_data import LARGEST, PickledObject
 from adlm.errors import ModelError
 from tests.convert.official_files import ar_weights, save_checkpoint, tokenizer_json
 
@@ -187,7 +187,7 @@ def test_admitted_functions_are_recorded_and_nothing_is_imported(tmp_path):
         name for name in set(sys.modules) - before if not name.startswith("encodings.")
     }  # zipfile reads names by one
     assert not new
-    assert isinstance(content["a"], Record)
+    assert isinstance(content["a"], PickledObject)
     assert content["a"].state == {"x": 5}
     assert content["b"].arguments == ("any",)
     assert str(content["b"].name) == "numpy.core.multiarray.scalar"
@@ -208,7 +208,7 @@ def test_functions_of_this_process_cannot_be_changed_by_a_state(tmp_path):
         (b"\x80\x02c_codecs\nencode\n" + text("x") + text("rot13") + b"\x86R.", "_codecs.encode"),
         (b"\x80\x02K\x01)R.", "a call of a int"),
         (b"\x80\x02ccollections\nOrderedDict\n]R.", "a call of a Name with a list"),
-        (b"\x80\x02comegaconf.base\nMetadata\n)\x81)R.", "a call of a Record"),
+        (b"\x80\x02comegaconf.base\nMetadata\n)\x81)R.", "a call of a PickledObject"),
         (b"\x80\x02]}b.", "a state for a list"),
         (b"\x80\x02K\x01K\x02a.", "elements for a int"),
         (b"\x80\x02]K\x01K\x02s.", "items for a list"),

@@ -27,7 +27,7 @@ from tests.conftest import TableModel
 
 TOKENIZER = characters(" abcdefgh")
 CAUSAL = StackConfig(width=8, heads=2, layers=1, causal=True, convolution=3)
-# Modulations that are folded into weights, a time that is told, learned places, heads that are tied.
+# Modulations that are folded into weights, a time that is told, learned positions, heads that are tied.
 NETWORKS: dict[str, NetworkConfig] = {
     "ar": OneStageConfig(CAUSAL),
     "mdlm": OneStageConfig(StackConfig(width=8, heads=2, layers=1, condition=4, timed=True), positions=16),
@@ -70,15 +70,15 @@ def inputs_of(model: TextModel, rows: int, length: int, seed: int = 0) -> dict[s
 
 
 def expected(model: TextModel, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    with model.network.frozen():
+    with model.network.inference_weights():
         features = model.network.features(**inputs)
         logits = model.network.logits(features.final)
         return [logits] if features.anchor is None else [model.network.anchor_logits(features.anchor), logits]
 
 
-def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    assert len(found) == len(wanted)
-    for ours, theirs in zip(found, wanted, strict=True):
+def assert_same(found: list[torch.Tensor], output_mask: list[torch.Tensor]) -> None:
+    assert len(found) == len(output_mask)
+    for ours, theirs in zip(found, output_mask, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
@@ -111,8 +111,8 @@ def test_programs_give_the_package_s_logits_where_the_package_cannot_be_imported
     for name, model in models.items():
         made = load_file(folder / f"{name}.made")
         for i, shape in enumerate(SHAPES):
-            wanted = expected(model, inputs_of(model, *shape))
-            assert_same([made[f"{i} {k}"] for k in range(len(wanted))], wanted)
+            output_mask = expected(model, inputs_of(model, *shape))
+            assert_same([made[f"{i} {k}"] for k in range(len(output_mask))], output_mask)
         assert bool((made["0 0" if model.network.anchor_head is None else "0 1"][..., TOKENIZER.mask_id] < -1e30).all())
 
 

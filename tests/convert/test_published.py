@@ -125,7 +125,7 @@ def test_a_sedd_that_mdlm_code_trained_is_a_sedd(tmp_path):
     made = from_official(path)
     assert (raw_logits(made.model, TIMES) - logits_of(weights_of(), X_T, SIGMA)).abs().max() < 1e-5
     assert made.report[0].startswith("SEDD")
-    assert made.config.rows == Wrapped(LENGTH, framed=True)
+    assert made.config.packing == Wrapped(LENGTH, framed=True)
 
 
 def test_weights_without_settings_need_options(tmp_path):
@@ -229,13 +229,13 @@ def test_folders_that_are_not_whole_are_answered(name, content, message, mdlm):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(share=st.floats(0, 0.999), pickled=st.booleans())
-def test_cut_weights_are_refused(share, pickled, tmp_path_factory):
+@given(fraction=st.floats(0, 0.999), pickled=st.booleans())
+def test_cut_weights_are_refused(fraction, pickled, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cut")
     save_folder(folder, SEDD, weights_of(), tokenizer=tokenizer_json(), pickled=pickled)
     file = folder / ("pytorch_model.bin" if pickled else "model.safetensors")
     data = file.read_bytes()
-    file.write_bytes(data[: int(share * len(data))])
+    file.write_bytes(data[: int(fraction * len(data))])
     with pytest.raises(ModelError):
         from_official(folder)
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.anchors.places import AtPlaces
+from adlm.anchors.positions import AtPositions
 from adlm.data.anchored_process import FIRST, AnchoredProcess, at_the_back, at_the_front, spread
 from adlm.data.loader import LoaderConfig, read_rows
 from adlm.errors import ConfigError, DataError
@@ -37,21 +37,21 @@ def all_rows(process):
 def test_the_entropy_and_the_marginals_are_those_of_all_rows_enumerated(process):
     law, rows = process.exact(), all_rows(process)
     nats = law.nats(rows)
-    chances = np.exp(-nats)
-    assert chances.sum() == pytest.approx(1)
-    seen = chances > 0
-    assert law.entropy == pytest.approx((chances * nats)[seen].sum())
+    probabilities = np.exp(-nats)
+    assert probabilities.sum() == pytest.approx(1)
+    seen = probabilities > 0
+    assert law.entropy == pytest.approx((probabilities * nats)[seen].sum())
     apart = 0.0
     for place in range(process.length):
-        marginal = np.bincount(rows[:, place], chances, process.values)
+        marginal = np.bincount(rows[:, place], probabilities, process.values)
         apart -= (marginal * np.log(marginal)).sum()
     assert law.apart == pytest.approx(apart)
 
 
 def test_anchors_are_independent_and_fall_as_zipf_says():
     process = AnchoredProcess(3, 5, (0, 3), zipf=1.0)
-    rows, chances = all_rows(process), np.exp(-process.exact().nats(all_rows(process)))
-    joint = np.bincount(3 * rows[:, 0] + rows[:, 3], chances, 9).reshape(3, 3)
+    rows, probabilities = all_rows(process), np.exp(-process.exact().nats(all_rows(process)))
+    joint = np.bincount(3 * rows[:, 0] + rows[:, 3], probabilities, 9).reshape(3, 3)
     alone = np.array([6, 3, 2]) / 11
     assert np.allclose(joint, np.outer(alone, alone))
 
@@ -78,7 +78,7 @@ def test_other_tokens_are_independent_given_the_anchors_and_not_without_them():
     context = 3 * rows[:, 1] + rows[:, 4]
 
     def dependence(chosen):
-        """Chi-square of places 0 and 5 against the product of their frequencies, and its degrees of freedom."""
+        """Chi-square of positions 0 and 5 against the product of their frequencies, and its degrees of freedom."""
         counts = np.bincount(3 * chosen[:, 0] + chosen[:, 5], minlength=9).reshape(3, 3)
         expected = np.outer(counts.sum(1), counts.sum(0)) / counts.sum()
         seen = expected > 5
@@ -99,7 +99,9 @@ def test_a_row_is_the_same_in_any_company():
 
 
 def test_splits_and_seeds_have_different_rows_of_one_law():
-    tables = [config.rows(split) for config in (SMALL, replace(SMALL, seed=4)) for split in ("train", "valid", "test")]
+    tables = [
+        config.packing(split) for config in (SMALL, replace(SMALL, seed=4)) for split in ("train", "valid", "test")
+    ]
     rows = [table.values(np.arange(20)) for table in tables]
     for a, b in itertools.combinations(rows, 2):
         assert not np.array_equal(a, b)
@@ -110,7 +112,7 @@ def test_splits_and_seeds_have_different_rows_of_one_law():
 def test_the_key_changes_with_whatever_changes_the_rows():
     changed = {"values": 4, "length": 7, "anchors": (1, 3), "concentration": 0.5, "zipf": 1.0, "law": 6, "seed": 4}
     configs = [SMALL, *(replace(SMALL, **{name: value}) for name, value in changed.items())]
-    keys = {config.rows(split).key for config in configs for split in ("train", "valid", "test")}
+    keys = {config.packing(split).key for config in configs for split in ("train", "valid", "test")}
     assert len(keys) == 3 * len(configs)
     assert SMALL.rows("train").key in keys
 
@@ -123,12 +125,12 @@ def test_where_anchors_stand_does_not_change_the_entropy():
 
 
 @given(st.integers(1, 8), st.integers(8, 40))
-def test_places_are_as_many_as_asked_for_and_in_the_row(count, length):
+def test_positions_are_as_many_as_asked_for_and_in_the_row(count, length):
     for placing in (spread, at_the_front, at_the_back):
-        places = placing(count, length)
-        assert len(set(places)) == count
-        assert min(places) >= 0
-        assert max(places) < length
+        positions = placing(count, length)
+        assert len(set(positions)) == count
+        assert min(positions) >= 0
+        assert max(positions) < length
     gaps = np.diff([-1, *spread(count, length), length])
     assert max(gaps[1:-1], default=0) - min(gaps[1:-1], default=0) <= 1
 
@@ -144,16 +146,16 @@ def test_rows_are_words_of_the_tokenizer_and_a_loader_reads_them():
     assert known_vocabulary(SMALL) == Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
 
 
-def test_the_rule_of_places_marks_the_anchors_and_no_padding():
+def test_the_rule_of_positions_marks_the_anchors_and_no_padding():
     batch = read_rows(SMALL.rows("train"), np.arange(4))
-    marks = AtPlaces(SMALL.anchors).mark(batch)
+    marks = AtPositions(SMALL.anchors).mark(batch)
     assert marks.nonzero()[:, 1].tolist() == [1, 4] * 4
     padded = batch_of([[2, 3, 4, 5]], torch.tensor([[True, True, False, False]]))
-    assert AtPlaces((1, 2)).mark(padded).tolist() == [[False, True, False, False]]
+    assert AtPositions((1, 2)).mark(padded).tolist() == [[False, True, False, False]]
     with pytest.raises(DataError, match="rows of 4 tokens"):
-        AtPlaces((4,)).mark(padded)
+        AtPositions((4,)).mark(padded)
     with pytest.raises(ConfigError, match="below 0"):
-        AtPlaces((-1,))
+        AtPositions((-1,))
 
 
 @pytest.mark.parametrize(

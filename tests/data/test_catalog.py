@@ -13,7 +13,7 @@ import pytest
 
 from adlm.data.bundled import PythonDocs
 from adlm.data.catalog import CATALOG, listing, open_source
-from adlm.data.documents import FirstCharacters, Lines, Separator, Shares
+from adlm.data.documents import FirstCharacters, FractionSplit, Lines, Separator
 from adlm.data.files import TextFiles
 from adlm.data.hub import HubDataset
 from adlm.data.source import Source
@@ -50,11 +50,11 @@ REAL: list[tuple[str, str, dict[str, tuple[int, int]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "place", "expected"), REAL, ids=[place for _, place, _ in REAL])
-def test_real_files_give_the_published_counts(name: str, place: str, expected: dict[str, tuple[int, int]]) -> None:
-    if not (SHARED / place).exists():
+@pytest.mark.parametrize(("name", "position", "expected"), REAL, ids=[position for _, position, _ in REAL])
+def test_real_files_give_the_published_counts(name: str, position: str, expected: dict[str, tuple[int, int]]) -> None:
+    if not (SHARED / position).exists():
         pytest.skip(f"the real files of {name} are not beside the repository")
-    assert counts(open_source(name, folder=SHARED / place)) == expected
+    assert counts(open_source(name, folder=SHARED / position)) == expected
 
 
 def test_one_file_of_a_folder_can_be_opened_with_its_own_field() -> None:
@@ -126,8 +126,8 @@ def test_scientific_papers_are_found_in_each_of_their_forms(tmp_path: Path) -> N
         ("c", "test.txt", {"article_text": sentences, "abstract_text": ["no"]}),
         ("d", "memsum_test.jsonl", {"text": sentences, "summary": ["no"]}),
     ]:
-        place = written(folder, name, record)
-        assert list(open_source("pubmed", folder=place).documents("test")) == expected
+        position = written(folder, name, record)
+        assert list(open_source("pubmed", folder=position).documents("test")) == expected
     assert list(open_source("arxiv", folder=written("e", "test.jsonl", {"abstract": "Yes."})).documents("test")) == [
         "Yes."
     ]
@@ -186,8 +186,8 @@ def test_hub_names_carry_their_options() -> None:
 
 def test_paths_are_files_with_the_options_given(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one#two")
-    source = open_source(tmp_path, documents=Separator("#"), cut=Shares(0.1), streaming=True)
-    assert source == TextFiles(str(tmp_path), rule=Separator("#"), cut=Shares(0.1))
+    source = open_source(tmp_path, documents=Separator("#"), cut=FractionSplit(0.1), streaming=True)
+    assert source == TextFiles(str(tmp_path), rule=Separator("#"), cut=FractionSplit(0.1))
     assert open_source(str(tmp_path / "*.txt"), files=None).splits == ("train", "valid", "test")
 
 
@@ -208,7 +208,7 @@ def test_pycode_is_python_s_code() -> None:
         ("stories:", {}, ConfigError, "write stories:40000"),
         ("kjv:40000", {}, ConfigError, "no such option"),
         ("storys:40000", {}, UnknownName, "did you mean 'stories'"),
-        ("lm1b", {"cut": Shares()}, ConfigError, "HubDataset"),
+        ("lm1b", {"cut": FractionSplit()}, ConfigError, "HubDataset"),
         ("hub:owner/data", {"encoding_errors": "replace"}, ConfigError, "HubDataset"),
         ("ptb", {"folder": "no-such-folder"}, DataError, "no 'no-such-folder'"),
         ("ptb", {"detokenizer": "ptbb"}, UnknownName, "did you mean 'ptb'"),

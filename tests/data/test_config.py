@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import adlm.data.prepare as preparing
-from adlm.configs import from_json, to_json, with_changes
+from adlm.config import from_json, to_json, with_changes
 from adlm.data.catalog import open_source
 from adlm.data.config import AnchoredProcess, Corpus, DataConfig, Prompts, Synthetic
 from adlm.data.documents import Lines, Separator
@@ -45,7 +45,7 @@ def test_every_kind_of_data_survives_json(value):
 
 def test_one_import_makes_every_kind_known_and_brings_no_torch():
     program = (
-        "import sys; from adlm.data.config import DataConfig; from adlm.configs import from_json\n"
+        "import sys; from adlm.data.config import DataConfig; from adlm.config import from_json\n"
         "from_json(DataConfig, {'kind': 'Prompts', 'train': 'a', 'tokenizer': 'b', 'length': 8})\n"
         "from_json(DataConfig, 'Synthetic'), from_json(DataConfig, {'kind': 'Corpus', 'source': 'kjv'})\n"
         "print('torch' in sys.modules)"
@@ -55,8 +55,8 @@ def test_one_import_makes_every_kind_known_and_brings_no_torch():
 
 
 def test_fields_are_changed_as_a_command_says_it():
-    changed = with_changes(Corpus("kjv"), ["documents=Lines", "rows.length=64", "valid=test"])
-    assert changed == Corpus("kjv", rows=Wrapped(64), documents=Lines(), valid="test")
+    changed = with_changes(Corpus("kjv"), ["documents=Lines", "packing.length=64", "valid=test"])
+    assert changed == Corpus("kjv", packing=Wrapped(64), documents=Lines(), valid="test")
 
 
 def test_a_corpus_gives_what_preparing_its_parts_gives(notes, tmp_path):
@@ -221,8 +221,8 @@ def test_real_files_are_prepared_by_their_names(shared, tmp_path, name, options,
 
 def test_real_files_without_a_training_text_say_what_they_have(shared, tmp_path):
     folder = shared / "data" / "tinystories"
-    for source, place in (("tinystories", str(folder)), (str(folder), None)):
+    for source, position in (("tinystories", str(folder)), (str(folder), None)):
         with pytest.raises(DataError, match="only valid, test"):
-            Corpus(source, folder=place).prepare(cache=tmp_path)
+            Corpus(source, folder=position).prepare(cache=tmp_path)
     (head,) = folder.glob("*.txt")
     assert Corpus(str(head), "characters").prepare(cache=tmp_path).valid is not None

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from adlm.data.documents import (
     SPLITS,
     WHOLE,
+    CorpusSize,
     FirstCharacters,
+    FractionSplit,
     LastDocuments,
     Lines,
     Paragraphs,
     Separator,
-    Shares,
-    Size,
     WikiTextArticles,
     as_lines,
     as_pieces,
@@ -80,20 +80,20 @@ def test_lines_do_not_depend_on_the_chunks_they_come_in(chunks: list[str]) -> No
 
 
 def selected(cut, pieces: list[Piece]) -> dict[str, list[Piece]]:  # type: ignore[no-untyped-def]
-    size = Size(sum(piece.ends for piece in pieces), sum(len(piece.text) for piece in pieces))
+    size = CorpusSize(sum(piece.ends for piece in pieces), sum(len(piece.text) for piece in pieces))
     return {split: list(cut.select(split, iter(pieces), size)) for split in SPLITS}
 
 
 @given(st.lists(st.tuples(st.text(alphabet="ab ", min_size=1, max_size=60), st.booleans()), min_size=1, max_size=30))
 def test_shares_lose_nothing_and_repeat_nothing(parts: list[tuple[str, bool]]) -> None:
     pieces = [*(Piece(*part) for part in parts[:-1]), Piece(parts[-1][0])]
-    splits = selected(Shares(), pieces)
+    splits = selected(FractionSplit(), pieces)
     assert "".join(piece.text for split in SPLITS for piece in splits[split]) == "".join(text for text, _ in parts)
     assert all(not found or found[-1].ends for found in splits.values())
 
 
 def test_shares_hold_out_the_last_documents() -> None:
-    splits = selected(Shares(), [Piece(str(number)) for number in range(100)])
+    splits = selected(FractionSplit(), [Piece(str(number)) for number in range(100)])
     assert [piece.text for piece in splits["valid"]] == ["90", "91", "92", "93", "94"]
     assert [piece.text for piece in splits["test"]] == ["95", "96", "97", "98", "99"]
     assert len(splits["train"]) == 90
@@ -101,7 +101,7 @@ def test_shares_hold_out_the_last_documents() -> None:
 
 def test_shares_cut_a_single_document_between_words() -> None:
     text = " ".join(["word"] * 200)
-    splits = selected(Shares(), [Piece(text[:500], ends=False), Piece(text[500:])])
+    splits = selected(FractionSplit(), [Piece(text[:500], ends=False), Piece(text[500:])])
     for found in splits.values():
         assert all(word == "word" for word in "".join(piece.text for piece in found).split())
         assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True]

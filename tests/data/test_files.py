@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adlm.data.documents import LastDocuments, Lines, Separator, Shares
+from adlm.data.documents import FractionSplit, LastDocuments, Lines, Separator
 from adlm.data.files import TextFiles, split_of
 from adlm.data.source import PIECE_CHARACTERS
 from adlm.errors import ConfigError, DataError, UnknownName
@@ -133,7 +133,7 @@ def test_an_explicit_mapping_wins_over_the_names(tmp_path: Path) -> None:
 def test_files_of_training_alone_are_cut_only_on_demand(tmp_path: Path) -> None:
     path = str(write_lines(tmp_path / "train.jsonl", DOCUMENTS))
     assert TextFiles(path).splits == ("train",)
-    assert TextFiles(path, cut=Shares()).splits == ("train", "valid", "test")
+    assert TextFiles(path, cut=FractionSplit()).splits == ("train", "valid", "test")
     write_lines(tmp_path / "valid.jsonl", ["held out"])
     assert list(TextFiles(str(tmp_path), cut=LastDocuments()).documents("valid")) == ["held out"]
 

@@ -42,7 +42,7 @@ def test_an_epoch_gives_every_row_once_and_the_next_another_order(shards):
     first, second = (torch.cat([b.index for b in batches[i : i + 10]]) for i in (0, 10))
     assert len(set(first.tolist())) == 100
     assert first.tolist() != second.tolist()
-    assert torch.cat([b.draw for b in batches]).tolist() == list(range(200))
+    assert torch.cat([b.sample_id for b in batches]).tolist() == list(range(200))
 
 
 def test_without_shuffling_rows_come_in_their_order(shards):
@@ -71,7 +71,7 @@ def test_state_is_exact_in_the_middle_of_an_epoch(shards, workers):
     resumed.load_state_dict(first.state_dict())
     for batch, expected in zip(take(resumed, 10), whole[7:], strict=True):
         assert torch.equal(batch.tokens, expected.tokens)
-        assert torch.equal(batch.draw, expected.draw)
+        assert torch.equal(batch.sample_id, expected.sample_id)
 
 
 def test_padding_is_not_valid_unless_it_is_to_be_predicted(shards):
@@ -97,12 +97,12 @@ def test_documents_are_told_apart_where_the_packing_says_so(tmp_path):
 
 def test_given_positions_reach_the_batch(shards):
     class FirstGiven(type(shards)):
-        def fixed(self, rows):
+        def frozen(self, rows):
             return np.arange(self.length) < np.ones((len(rows), 1))
 
-    assert read_rows(shards, np.arange(3)).fixed is None
+    assert read_rows(shards, np.arange(3)).frozen is None
     batch = read_rows(FirstGiven(shards.folder, shards.manifest), np.arange(3))
-    assert batch.fixed.sum(-1).tolist() == [1, 1, 1]
+    assert batch.frozen.sum(-1).tolist() == [1, 1, 1]
     assert batch.scored.sum(-1).tolist() == [1, 2, 3]  # letters after the first, and the end token
 
 

@@ -43,7 +43,7 @@ def test_a_row_is_prompt_response_end_and_padding(config):
     (row,) = table.tokens(np.array([1]))
     expected = [ROLES.bos_id, *TOKENIZER.encode("skyblue"), ROLES.eos_id]
     assert row.tolist() == expected + [ROLES.pad_id] * (20 - len(expected))
-    assert table.fixed(np.array([1])).nonzero()[1].tolist() == [0, 1, 2, 3]
+    assert table.frozen(np.array([1])).nonzero()[1].tolist() == [0, 1, 2, 3]
     assert table.valid(np.array([1])).nonzero()[1].tolist() == list(range(9))
     assert table.lengths(rows_of(table)).tolist() == [17, 9, 5]
     assert table.scored_lengths(rows_of(table)).tolist() == [5, 5, 4]
@@ -63,7 +63,7 @@ def test_what_is_given_and_what_is_learned_share_the_text(tmp_path_factory, exam
     batch = next(iter(LoaderConfig(len(examples), shuffle=False).build(data.train)))
     before, after = data.packing.frame(data.tokenizer.roles)
     for row, (prompt, response) in enumerate(examples):
-        tokens, fixed, scored = batch.tokens[row], batch.fixed[row], batch.scored[row]
+        tokens, fixed, scored = batch.tokens[row], batch.frozen[row], batch.scored[row]
         assert tokens[fixed].tolist() == before + TOKENIZER.encode(prompt + separator).tolist()
         learned = [*TOKENIZER.encode(response), *after]
         rest = [ROLES.pad_id] * (24 - int(fixed.sum()) - len(learned))
@@ -78,7 +78,7 @@ def test_rows_are_read_in_any_order_and_from_workers(config):
     assert np.array_equal(table.tokens(np.array([2, 0, 2])), table.tokens(rows_of(table))[[2, 0, 2]])
     batches = [next(iter(LoaderConfig(2, workers=workers).build(table))) for workers in (0, 1)]
     assert torch.equal(batches[0].tokens, batches[1].tokens)
-    assert torch.equal(batches[0].fixed, batches[1].fixed)
+    assert torch.equal(batches[0].frozen, batches[1].frozen)
 
 
 def test_a_prompt_has_the_tokens_it_has_when_the_model_is_used(tmp_path):
@@ -89,7 +89,7 @@ def test_a_prompt_has_the_tokens_it_has_when_the_model_is_used(tmp_path):
     assert len(tokenizer.encode("the cat")) < len(tokenizer.encode("the c")) + len(tokenizer.encode("at"))
     for row, prompt in enumerate(["the c", "on the"]):
         rows = np.array([row])
-        given = data.train.tokens(rows)[data.train.fixed(rows)]
+        given = data.train.tokens(rows)[data.train.frozen(rows)]
         assert given.tolist() == [tokenizer.roles.bos_id, *tokenizer.encode(prompt)]
 
 
@@ -113,8 +113,8 @@ def test_a_perplexity_is_that_of_the_responses(config, padding, causal):
     result = perplexity(model, data.train, draws=2)
     positions = np.array([3, 11, 15]) * padding + np.array([5, 5, 4])  # padding, then response and end
     nats = np.log(vocabulary.size - 1) * positions
-    assert result.nats_a_row.mean == pytest.approx(nats.mean(), rel=1e-4)
-    assert result.nats_a_token.mean == pytest.approx(nats.sum() / 14, rel=1e-4)
+    assert result.nats_per_row.mean == pytest.approx(nats.mean(), rel=1e-4)
+    assert result.nats_per_token.mean == pytest.approx(nats.sum() / 14, rel=1e-4)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "json"])
@@ -229,6 +229,6 @@ def test_real_examples_become_rows(shared):
     data = config.prepare()
     assert len(data.train) == 1319
     rows = np.array([0])
-    given, tokens = data.train.fixed(rows)[0], data.train.tokens(rows)[0]
+    given, tokens = data.train.frozen(rows)[0], data.train.tokens(rows)[0]
     assert data.tokenizer.decode(tokens[given]).startswith("Janet’s ducks lay 16 eggs per day.")
     assert data.tokenizer.decode(tokens[~given]).endswith("#### 18")

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from adlm.data.source import Piece
 from adlm.data.stories import Choices, Grammar, Stories, _Frame, tokens_of
-from adlm.data.stories_grammar import PLOTS, Choice, Plot
+from adlm.data.stories_grammar import PLOTS, GrammarChoice, Plot
 from adlm.errors import ConfigError, UnknownName
 
 STORIES = Stories()
 GRAMMAR = Grammar(PLOTS)
 
 
-def names(*weights: tuple[str, int]) -> Choice:
+def names(*weights: tuple[str, int]) -> GrammarChoice:
     forms = {"Mia": {"": "Mia", "he": "she"}, "Tom": {"": "Tom", "he": "he"}, "Ivy": {"": "Ivy", "he": "she"}}
-    return Choice("name", forms, {(): dict(weights)})
+    return GrammarChoice("name", forms, {(): dict(weights)})
 
 
 SIZES = {"big": {"": "very big", "a": "a"}, "old": {"": "old", "a": "an"}}
@@ -32,14 +32,14 @@ TINY = {
         weight=2,
         choices={
             "hero": names(("Mia", 3), ("Tom", 1)),
-            "pet": Choice("pet", PETS, {("Mia",): {"cat": 1, "owl": 2}, ("Tom",): {"cat": 1}}, ("hero",)),
-            "size": Choice("size", SIZES, {("cat",): {"big": 1, "old": 1}, ("owl",): {"old": 1}}, ("pet",)),
+            "pet": GrammarChoice("pet", PETS, {("Mia",): {"cat": 1, "owl": 2}, ("Tom",): {"cat": 1}}, ("hero",)),
+            "size": GrammarChoice("size", SIZES, {("cat",): {"big": 1, "old": 1}, ("owl",): {"old": 1}}, ("pet",)),
         },
         beats=(
-            Choice(
+            GrammarChoice(
                 "sentence", {}, {(): {"{hero} has {size.a} {size} {pet}.": 3, "{size.a} {size} {pet} has {hero}!": 1}}
             ),
-            Choice(
+            GrammarChoice(
                 "sentence",
                 {},
                 {
@@ -53,7 +53,7 @@ TINY = {
     "alone": Plot(
         weight=1,
         choices={"hero": names(("Mia", 1), ("Tom", 1), ("Ivy", 2))},
-        beats=(Choice("sentence", {}, {(): {"{hero} is alone.": 1}}),),
+        beats=(GrammarChoice("sentence", {}, {(): {"{hero} is alone.": 1}}),),
     ),
 }
 
@@ -65,9 +65,9 @@ def outcomes(plots: Mapping[str, Plot]) -> Iterator[tuple[Choices, float]]:
         beats = {f"sentence {n}": beat for n, beat in enumerate(plot.beats, 1)}
         for step, choice in {**plot.choices, **beats}.items():
             grown = []
-            for choices, chance in worlds:
+            for choices, probability in worlds:
                 weights = choice.table[tuple(choices[parent] for parent in choice.given)]
-                grown += [({**choices, step: v}, chance * w / sum(weights.values())) for v, w in weights.items()]
+                grown += [({**choices, step: v}, probability * w / sum(weights.values())) for v, w in weights.items()]
             worlds = grown
         yield from worlds
 
@@ -83,17 +83,17 @@ def tiny() -> Grammar:
 
 
 def test_likelihoods_of_a_tiny_grammar_are_those_of_its_tables_and_sum_to_one(tiny: Grammar) -> None:
-    told = [(tiny.write(choices), chance) for choices, chance in outcomes(TINY)]
+    told = [(tiny.write(choices), probability) for choices, probability in outcomes(TINY)]
     assert len({text for text, _ in told}) == len(told) == 17
-    for text, chance in told:
-        assert tiny.log_likelihood(text) == pytest.approx(math.log(chance))
+    for text, probability in told:
+        assert tiny.log_likelihood(text) == pytest.approx(math.log(probability))
     assert sum(math.exp(tiny.log_likelihood(text)) for text, _ in told) == pytest.approx(1)
 
 
 def test_entropy_and_lengths_of_a_tiny_grammar_equal_their_enumeration(tiny: Grammar) -> None:
-    told = [(len(tokens_of(tiny.write(choices))), chance) for choices, chance in outcomes(TINY)]
-    assert tiny.entropy() == pytest.approx(-sum(chance * math.log(chance) for _, chance in told))
-    assert tiny.mean_tokens() == pytest.approx(sum(length * chance for length, chance in told))
+    told = [(len(tokens_of(tiny.write(choices))), probability) for choices, probability in outcomes(TINY)]
+    assert tiny.entropy() == pytest.approx(-sum(probability * math.log(probability) for _, probability in told))
+    assert tiny.mean_tokens() == pytest.approx(sum(length * probability for length, probability in told))
     assert tiny.max_tokens() >= max(length for length, _ in told)
 
 
@@ -110,9 +110,9 @@ def test_a_tiny_grammar_reads_back_what_it_wrote_and_nothing_else(tiny: Grammar)
 def test_draws_follow_the_weights(tiny: Grammar) -> None:
     draws = np.random.Philox(1).random_raw(9000 * tiny.num_draws).reshape(9000, -1).tolist()
     texts = [tiny.write(tiny.draw(row)) for row in draws]
-    for choices, chance in outcomes(TINY):
-        error = math.sqrt(9000 * chance * (1 - chance))
-        assert abs(texts.count(tiny.write(choices)) - 9000 * chance) < 4.5 * error
+    for choices, probability in outcomes(TINY):
+        error = math.sqrt(9000 * probability * (1 - probability))
+        assert abs(texts.count(tiny.write(choices)) - 9000 * probability) < 4.5 * error
 
 
 def test_the_largest_and_smallest_draws_are_within_the_urns(tiny: Grammar) -> None:
@@ -205,7 +205,7 @@ def overlap(one: list[set[tuple[str, ...]]], other: list[set[tuple[str, ...]]]) 
     return meets((), 0, (), 0)
 
 
-def test_overlap_knows_texts_that_two_patterns_share() -> None:
+def test_overlap_knows_texts_that_two_patterns_fraction() -> None:
     assert overlap([{("a",), ("a", "b")}, {("c",)}], [{("a",)}, {("b", "c"), ("d",)}])
     assert not overlap([{("a",), ("b",)}, {("c",)}], [{("a",)}, {("b",)}])
 
@@ -225,8 +225,8 @@ def test_one_changed_word_of_a_repeated_fact_is_named(kind: str) -> None:
                     sentence, end = sentences[mention.beat], mention.start + len(mention.words)
                     changed = sentence[: mention.start] + others[0] + sentence[end:]
                     broken = " ".join({**sentences, mention.beat: changed}.values())
-                    wanted = f"{mention.beat}: the {kind} {others[0]!r} should be {mention.words!r}"
-                    assert wanted in GRAMMAR.problems(broken), broken
+                    output_mask = f"{mention.beat}: the {kind} {others[0]!r} should be {mention.words!r}"
+                    assert output_mask in GRAMMAR.problems(broken), broken
                     assert GRAMMAR.log_likelihood(broken) == -math.inf
                     caught += 1
     assert caught > 10

@@ -76,7 +76,7 @@ def test_a_loader_reads_it(workers):
     loader = LoaderConfig(10, workers=workers).build(SMALL.prepare().train)
     batch = next(iter(loader))
     assert torch.equal(batch.tokens, torch.from_numpy(SMALL.prepare().train.tokens(batch.index.numpy())))
-    assert batch.fixed is None
+    assert batch.frozen is None
 
 
 @pytest.mark.parametrize(

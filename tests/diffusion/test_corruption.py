@@ -43,7 +43,7 @@ def test_only_scored_positions_are_masked_and_the_rest_stays(corruption):
     valid = torch.arange(20) < torch.randint(0, 20, (200, 1), generator=torch.Generator().manual_seed(1))
     fixed = torch.zeros_like(valid)
     fixed[:, 0] = True
-    batch = Batch(batch.tokens, valid, batch.index, batch.draw, fixed)
+    batch = Batch(batch.tokens, valid, batch.index, batch.sample_id, fixed)
     x_0, x_t, t, masked, weight, _ = corruption(batch, MASK, Noise(0))
     assert not (masked & ~batch.scored).any()
     assert masked.any()
@@ -78,8 +78,8 @@ def test_count_masking_draws_every_count_equally_often_and_every_position():
     assert torch.bincount(counts, minlength=9)[1:].tolist() == pytest.approx([500] * 8, abs=5)
     assert torch.allclose(weight[:, 0], 8 / counts)
     for k in (1, 4):
-        share = masked[counts == k].float().mean(0)
-        assert (share - k / 8).abs().max() < 0.08
+        fraction = masked[counts == k].float().mean(0)
+        assert (fraction - k / 8).abs().max() < 0.08
 
 
 def test_count_masking_tells_the_time_that_uniform_masking_would_have_had():

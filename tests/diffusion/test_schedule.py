@@ -35,8 +35,8 @@ def test_polynomial_of_power_one_is_log_linear_and_its_weight_is_one_over_t():
 def test_the_bound_does_not_depend_on_the_schedule(schedule):
     """For a law whose cost at masked share m is any f(m): the integral of weight * f over t depends on f alone."""
     t = torch.linspace(1e-6, 1, 200_001, dtype=torch.float64)
-    share = 1 - schedule.alpha(t)
-    integral = torch.trapezoid(schedule.weight(t) * share**2 * (2 - share), t).item()
+    fraction = 1 - schedule.alpha(t)
+    integral = torch.trapezoid(schedule.weight(t) * fraction**2 * (2 - fraction), t).item()
     assert integral == pytest.approx(2 / 2 - 1 / 3, abs=5e-3)
 
 

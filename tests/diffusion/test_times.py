@@ -1,16 +1,16 @@
 import pytest
 import torch
 
-from adlm.diffusion.times import Antithetic, Independent, Spread
+from adlm.diffusion.times import Antithetic, Independent, LowDiscrepancyTimes
 from adlm.errors import ConfigError
 from adlm.randomness import Noise
 
-ALL = [Spread(), Antithetic(64), Independent()]
+ALL = [LowDiscrepancyTimes(), Antithetic(64), Independent()]
 
 
 def test_spread_times_leave_no_gap_in_any_run_of_draws():
     for first in (0, 777):
-        level = Spread().levels(torch.arange(first, first + 64), Noise(4)).sort().values
+        level = LowDiscrepancyTimes().levels(torch.arange(first, first + 64), Noise(4)).sort().values
         gaps = torch.diff(level, append=level[:1] + 1)
         assert gaps.max() < 2.7 / 64  # independent draws leave a gap of about log(64)/64
 

@@ -83,8 +83,8 @@ def test_a_level_s_numbers_do_not_depend_on_the_other_levels(table, types):
     two = numbers(network(), table, types)
     one = AnchorNumbers(network(), table, types, RareInSequence(1), levels=(0.7,))
     both, alone = two(np.arange(4)), one(np.arange(4))
-    for name, place in one.columns.items():
-        assert np.allclose(alone[:, place], both[:, two.columns[name]], atol=1e-4)
+    for name, position in one.columns.items():
+        assert np.allclose(alone[:, position], both[:, two.columns[name]], atol=1e-4)
 
 
 def test_kinds_divide_the_masked_tokens_of_the_text(table, types):
@@ -139,7 +139,7 @@ def handed(model, types, tokens, masked):
     x_t = tokens.masked_fill(masked, VOCABULARY.mask_id)
     stage = model.anchor_stage(x_t)
     order = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    trials = Trials(model, types.log_share, lambda level: (stage.residual[masked], stage.anchor[masked]))
+    trials = Trials(model, types.log_fraction, lambda level: (stage.residual[masked], stage.anchor[masked]))
     return stage, dict(trials.hand_overs(0, stage, batch, masked, None, order))
 
 
@@ -155,14 +155,14 @@ def test_trials_leave_visible_positions_alone_and_change_masked_ones(hand_over, 
     assert set(found) == set(TRIALS)
     plain = found["as it is"]
     assert torch.equal(model.denoiser(plain, None, None, MASKED)[1], model.features(
-        ROWS.masked_fill(MASKED, VOCABULARY.mask_id), wanted=MASKED).final)  # fmt: skip
+        ROWS.masked_fill(MASKED, VOCABULARY.mask_id), output_mask=MASKED).final)  # fmt: skip
     for trial in TRIALS[1:]:
         assert torch.equal(found[trial][~MASKED], plain[~MASKED])
         assert not torch.allclose(found[trial][MASKED], plain[MASKED])
 
 
 @torch.no_grad()
-def test_noise_is_the_row_s_own_masked_inputs_in_other_places(types):
+def test_noise_is_the_row_s_own_masked_inputs_in_other_positions(types):
     model = network()
     _, found = handed(model, types, ROWS, MASKED)
     for row in range(len(ROWS)):
@@ -180,19 +180,19 @@ def test_truth_and_unigram_are_handed_over_as_whole_distributions_would_be(hand_
     raw, mask_id = model.anchor_head.raw(stage.anchor), VOCABULARY.mask_id
     log_p = model.anchor_head(stage.anchor).log_softmax(-1)
     for row in range(len(ROWS)):
-        places = MASKED[row].nonzero()[:, 0].tolist()
-        share = types.log_share.clone()
+        positions = MASKED[row].nonzero()[:, 0].tolist()
+        fraction = types.log_fraction.clone()
         if hand_over == Logits():
-            share += torch.stack([model.anchor_head(stage.anchor[row, p]).logsumexp(-1) for p in places]).mean()
-            share[mask_id] = raw[row, places, mask_id].mean()
-        for place in places:
-            token, best = int(ROWS[row, place]), int(log_p[row, place].argmax())
-            values = raw[row, place] if hand_over == Logits() else log_p[row, place].exp()
+            fraction += torch.stack([model.anchor_head(stage.anchor[row, p]).logsumexp(-1) for p in positions]).mean()
+            fraction[mask_id] = raw[row, positions, mask_id].mean()
+        for position in positions:
+            token, best = int(ROWS[row, position]), int(log_p[row, position].argmax())
+            values = raw[row, position] if hand_over == Logits() else log_p[row, position].exp()
             told = values.clone()
             told[token], told[best] = values[best], values[token]
-            for trial, v in (("truth", told), ("unigram", share if hand_over == Logits() else share.exp())):
+            for trial, v in (("truth", told), ("unigram", fraction if hand_over == Logits() else fraction.exp())):
                 expected = model.hand_over.project(v) if hand_over == Logits() else v @ model.hand_over.table
-                assert torch.allclose(found[trial][row, place], expected, atol=1e-4)
+                assert torch.allclose(found[trial][row, position], expected, atol=1e-4)
 
 
 @torch.no_grad()
@@ -268,8 +268,8 @@ def test_types_know_their_words_and_how_frequent_they_are(types):
 
     words = {"the": "function words", "the cat": "content words", "the 7": "digits", "the.": "punctuation"}
     assert {word: kind(word) for word in words} == words
-    assert types.log_share.exp().sum() == pytest.approx(1)
-    assert types.log_share[VOCABULARY.mask_id] == -torch.inf
+    assert types.log_fraction.exp().sum() == pytest.approx(1)
+    assert types.log_fraction[VOCABULARY.mask_id] == -torch.inf
     often, seldom = TOKENIZER.encode("the")[0], TOKENIZER.encode("the 12")[-1]
     assert types.quarter[often] > types.quarter[seldom]
 

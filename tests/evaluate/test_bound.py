@@ -50,12 +50,12 @@ def law_of_sampling(row):
     """p(row) when it is written in uniformly random order."""
     likelihood = 0.0
     for order in itertools.permutations(range(LENGTH)):
-        x_t, chance = [MASK] * LENGTH, 1.0
-        for place in order:
-            logits = MODEL.logits(MODEL.features(torch.tensor([x_t])).final[0, place])
-            chance *= logits.softmax(-1)[row[place]].item()
-            x_t[place] = row[place]
-        likelihood += chance / math.factorial(LENGTH)
+        x_t, probability = [MASK] * LENGTH, 1.0
+        for position in order:
+            logits = MODEL.logits(MODEL.features(torch.tensor([x_t])).final[0, position])
+            probability *= logits.softmax(-1)[row[position]].item()
+            x_t[position] = row[position]
+        likelihood += probability / math.factorial(LENGTH)
     return likelihood
 
 
@@ -66,7 +66,7 @@ def test_enumeration_is_the_average_over_all_orders():
 
 def test_enumeration_of_given_and_padded_positions_costs_nothing():
     batch = batch_of([[0, 1, 2]] * 2, torch.tensor([[True, True, False]] * 2))
-    batch = Batch(batch.tokens, batch.valid, batch.index, batch.draw, torch.tensor([[True, False, False]] * 2))
+    batch = Batch(batch.tokens, batch.valid, batch.index, batch.sample_id, torch.tensor([[True, False, False]] * 2))
     nats = enumerated_nats(MODEL, batch)
     assert (nats[:, [0, 2]] == 0).all()
     log_p = MODEL.logits(MODEL.features(torch.tensor([[0, MASK, 2]])).final[0, 1]).log_softmax(-1)
@@ -133,14 +133,16 @@ def law_of_anchored_sampling(power, steps=400):
             if p[i] == 0:
                 continue
             options = []
-            for place, token in enumerate(state):
+            for position, token in enumerate(state):
                 if token != MASK:
                     options.append([(token, 1.0)])
                     continue
-                chances = (mu[i, place, :3] * reveal).tolist()
-                options.append([*enumerate(chances), (MASK, 1 - sum(chances))])
+                probabilities = (mu[i, position, :3] * reveal).tolist()
+                options.append([*enumerate(probabilities), (MASK, 1 - sum(probabilities))])
             for choice in itertools.product(*options):
-                after[index[tuple(token for token, _ in choice)]] += p[i] * math.prod(chance for _, chance in choice)
+                after[index[tuple(token for token, _ in choice)]] += p[i] * math.prod(
+                    probability for _, probability in choice
+                )
         p = after
     return {state: p[i].item() for state, i in index.items()}
 
@@ -170,14 +172,14 @@ def test_the_bound_of_anchored_masking_is_exact_where_positions_are_independent(
     powers = torch.tensor([power, 1.0, 1.0]).double()
 
     class Posterior(TableModel):
-        def _features(self, tokens, t, segments, wanted):
+        def _features(self, tokens, t, segments, output_mask):
             weights = law[None] * t.double()[:, None, None] ** powers  # p(v) p(masked | v, t)
-            return Features(torch.nn.functional.pad(weights.log(), (0, 1))[wanted])
+            return Features(torch.nn.functional.pad(weights.log(), (0, 1))[output_mask])
 
     objective = Nelbo(AnchoredMasking(ZeroIsAnchor(), power=power, first=0.0))
     model = Posterior(VOCABULARY, None)
     for row in ([0, 0, 0], [0, 1, 2], [2, 1, 1]):
-        exact = -sum(law[place, token].log().item() for place, token in enumerate(row))
+        exact = -sum(law[position, token].log().item() for position, token in enumerate(row))
         nats = position_nats(model, batch_of([row] * 20_000), draws=8, noise=Noise(0), objective=objective).sum(-1)
         estimate = mean_of(nats, 8)
         assert estimate.mean == pytest.approx(exact, abs=4.5 * estimate.error)
@@ -187,7 +189,7 @@ def test_the_bound_of_anchored_masking_is_exact_where_positions_are_independent(
 def test_one_step_predicts_all_at_once_and_many_steps_are_continuous_time():
     row = [0, 1, 2]
     at_once = MODEL.logits(MODEL.features(torch.full((1, 3), MASK)).final[0]).log_softmax(-1)
-    costs = {1: -sum(at_once[place, token].item() for place, token in enumerate(row)), 2000: exact_bound(row)}
+    costs = {1: -sum(at_once[position, token].item() for position, token in enumerate(row)), 2000: exact_bound(row)}
     for steps, exact in costs.items():
         objective = Nelbo(UniformMasking(EXACT, steps=steps))
         nats = position_nats(MODEL, batch_of([row] * 8000), draws=8, noise=Noise(0), objective=objective).sum(-1)

@@ -40,8 +40,8 @@ def test_the_p_value_and_the_interval_hold_what_they_promise():
     """Of comparisons of equals, about 5 % are significant, and as many intervals miss 0."""
     generator = np.random.default_rng(1)
     tokens = np.full(60, 10)
-    chances = [paired(values, tokens.astype(float))[3] for values in generator.normal(0, 3, (1500, 60))]
-    assert np.mean(np.array(chances) < 0.05) == pytest.approx(0.055, abs=0.02)  # a normal law for 59 degrees
+    probabilities = [paired(values, tokens.astype(float))[3] for values in generator.normal(0, 3, (1500, 60))]
+    assert np.mean(np.array(probabilities) < 0.05) == pytest.approx(0.055, abs=0.02)  # a normal law for 59 degrees
     pairs = generator.normal(30, 3, (60, 2, 60))
     found = [compare(result(a, tokens), result(b, tokens), resamples=200)[0] for a, b in pairs]
     assert 0 <= np.mean([not each.low <= 0 <= each.high for each in found]) < 0.16
@@ -115,7 +115,7 @@ def test_the_table_is_markdown():
     lines = table(compare(result([1.0, 2.0], [4, 4]), result([1.0, 1.0], [4, 4])), "a", "b").split("\n")
     assert lines[0] == "| | a | b | difference | z | p | 95% interval | items |"
     assert len({line.count("|") for line in lines}) == 1
-    assert lines[2].startswith("| nats a token | 0.375 | 0.25 | 0.12 ± 0.12 |")
+    assert lines[2].startswith("| nats per token | 0.375 | 0.25 | 0.12 ± 0.12 |")
 
 
 def test_what_was_stored_compares_as_what_was_measured(tmp_path):

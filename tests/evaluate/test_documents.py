@@ -102,8 +102,8 @@ def test_characters_and_bytes_are_those_of_the_scored_text():
     wrapped = packed_rows(TEXTS, "train", PIECES, Wrapped(8))
     assert wrapped.left_out > 0
     # One stream, an end token without text after each document, as far as rows are full.
-    shares = [size for text in TEXTS.texts for size in [*spelled([text], PIECES)[0].bytes.tolist(), 0]]
-    assert wrapped.bytes.tolist() == [sum(shares[i : i + 8]) for i in range(0, 8 * len(wrapped), 8)]
+    fractions = [size for text in TEXTS.texts for size in [*spelled([text], PIECES)[0].bytes.tolist(), 0]]
+    assert wrapped.bytes.tolist() == [sum(fractions[i : i + 8]) for i in range(0, 8 * len(wrapped), 8)]
 
 
 @given(
@@ -140,9 +140,9 @@ def test_windows_score_each_token_once_after_enough_context(lengths, length, str
 def test_given_context_is_seen_and_not_scored():
     table = document_rows(Texts(("abcd" * 4,)), "train", LETTERS, Padded(8, begin=False, end=False), stride=4)
     every = np.arange(len(table))
-    assert table.fixed(every).sum(-1).tolist() == [0, 4, 4]
+    assert table.frozen(every).sum(-1).tolist() == [0, 4, 4]
     assert table.scored_lengths(every).tolist() == [8, 4, 4]
-    assert document_rows(Texts(("abcd",)), "train", LETTERS, Padded(8)).fixed(np.arange(1)) is None
+    assert document_rows(Texts(("abcd",)), "train", LETTERS, Padded(8)).frozen(np.arange(1)) is None
 
 
 def test_a_limit_takes_the_first_ones():
@@ -217,10 +217,10 @@ def test_sliding_windows_of_a_left_to_right_model_cost_what_its_conditionals_say
     table = document_rows(Texts(("abcddcbaabdc",)), "train", LETTERS, Padded(6, begin=False, end=False), stride=2)
     expected = 0.0
     with torch.no_grad():
-        for place, token in enumerate(ids.tolist()):
-            start = 0 if place < 6 else 2 * ((place - 4) // 2)
+        for position, token in enumerate(ids.tolist()):
+            start = 0 if position < 6 else 2 * ((position - 4) // 2)
             seen = torch.from_numpy(ids[start : start + 6])[None]
-            log_p = model.logits(model.features(seen).final[0, place - start]).log_softmax(-1)
+            log_p = model.logits(model.features(seen).final[0, position - start]).log_softmax(-1)
             expected -= log_p[token].item()
     scored = score_items(model, table, ESTIMATORS["exact"])
     assert (scored.nats.tolist(), scored.draws) == ([pytest.approx(expected, rel=1e-5)], 0)

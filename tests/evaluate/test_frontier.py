@@ -3,7 +3,7 @@
 import pytest
 
 from adlm.errors import ConfigError
-from adlm.evaluate.frontier import Point, draw_frontier, steps_of
+from adlm.evaluate.frontier import FrontierPoint, draw_frontier, steps_of
 from adlm.evaluate.result import Figure
 
 
@@ -30,7 +30,7 @@ def test_what_are_no_steps_is_refused(text):
 def points():
     for sampler, steps in (("ancestral", 4), ("ancestral", 8), ("confidence", 4), ("AR", None)):
         figures = {"perplexity": Figure(9.0 * (steps or 1), 1.0), "entropy": Figure(5.0), "mauve": Figure(0.5, 0.1)}
-        yield Point(sampler, steps, figures | {"tokens_a_second": Figure(100 / (steps or 1))})
+        yield FrontierPoint(sampler, steps, figures | {"tokens_a_second": Figure(100 / (steps or 1))})
 
 
 def test_the_picture_names_every_sampler_the_data_and_the_protocol(tmp_path):
@@ -39,7 +39,7 @@ def test_the_picture_names_every_sampler_the_data_and_the_protocol(tmp_path):
     svg, png = draw_frontier(list(points()), data, stem, title="model $x", note="judge gpt2")
     assert (svg.name, png.name) == ("frontier.v1.svg", "frontier.v1.png")
     drawn = svg.read_text()
-    for word in ("ancestral", "confidence", "AR", "the data", "model $x", "judge gpt2", "MAUVE", "tokens a second"):
+    for word in ("ancestral", "confidence", "AR", "the data", "model $x", "judge gpt2", "MAUVE", "tokens per second"):
         assert word in drawn
     assert png.read_bytes().startswith(b"\x89PNG")
     first = svg.read_bytes()
@@ -48,6 +48,6 @@ def test_the_picture_names_every_sampler_the_data_and_the_protocol(tmp_path):
 
 
 def test_figures_that_were_not_measured_have_no_panel(tmp_path):
-    some = [Point("AR", None, {"perplexity": Figure(9.0), "tokens_a_second": Figure(1.0)})]
+    some = [FrontierPoint("AR", None, {"perplexity": Figure(9.0), "tokens_a_second": Figure(1.0)})]
     svg, _ = draw_frontier(some, {}, tmp_path / "frontier", title="model")
     assert "MAUVE" not in svg.read_text()

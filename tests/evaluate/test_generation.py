@@ -88,9 +88,9 @@ def test_hashes_are_equal_where_ngrams_are(row, n):
 def test_copies_are_those_of_a_plain_search(rows, training, n):
     seen = {gram for documents in training for document in documents for gram in grams(document, n)}
     found = copies(arrays(rows), (arrays(documents) for documents in training), n=n)
-    for row, share, longest in zip(rows, found.share, found.longest, strict=True):
+    for row, fraction, longest in zip(rows, found.fraction, found.longest, strict=True):
         hits = [gram in seen for gram in grams(row, n)]
-        assert math.isnan(share) if not hits else share == pytest.approx(np.mean(hits))
+        assert math.isnan(fraction) if not hits else fraction == pytest.approx(np.mean(hits))
         runs = [len(run) for run in "".join("x" if hit else " " for hit in hits).split()]
         assert longest == (max(runs) + n - 1 if runs else 0)
 
@@ -98,14 +98,14 @@ def test_copies_are_those_of_a_plain_search(rows, training, n):
 def test_a_whole_copy_is_as_long_as_it_is():
     text = np.arange(100)
     found = copies([text[20:60], text[::-1].copy()], [[text]])
-    assert found.share.tolist() == [1, 0]
+    assert found.fraction.tolist() == [1, 0]
     assert found.longest.tolist() == [40, 0]
     assert copy_figures(found)["longest_copy_of_all"].value == 40
 
 
 def test_no_ngram_reaches_from_one_document_into_the_next():
     found = copies([np.arange(16)], [[np.arange(8), np.arange(8, 16)]])
-    assert found.share[0] == pytest.approx(2 / 9)
+    assert found.fraction[0] == pytest.approx(2 / 9)
 
 
 def test_figures_take_empty_texts_for_what_they_are():

@@ -162,9 +162,9 @@ def test_a_file_that_ends_early_is_refused(tmp_path_factory, size):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2000), st.integers(1, 255))
-def test_a_damaged_header_is_refused_or_harmless(tmp_path_factory, place, change):
+def test_a_damaged_header_is_refused_or_harmless(tmp_path_factory, position, change):
     path = tmp_path_factory.getbasetemp() / "damaged.gguf"
-    path.write_bytes(CONTENT[:place] + bytes([CONTENT[place] ^ change]) + CONTENT[place + 1 :])
+    path.write_bytes(CONTENT[:position] + bytes([CONTENT[position] ^ change]) + CONTENT[position + 1 :])
     try:
         read_llama(path)
     except ModelError as error:

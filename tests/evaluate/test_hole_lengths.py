@@ -24,11 +24,11 @@ def joint_model():
     def table(tokens):
         out = torch.full((len(tokens), 3, 4), -math.inf, dtype=torch.float64)
         for b, row in enumerate(tokens.tolist()):
-            for place in range(3):
+            for position in range(3):
                 for value in range(3):
                     seen = [slice(None) if token == MASK else token for token in row]
-                    seen[place] = value
-                    out[b, place, value] = joint[tuple(seen)].sum().log()
+                    seen[position] = value
+                    out[b, position, value] = joint[tuple(seen)].sum().log()
         return out
 
     return joint, TableModel(VOCABULARY, table)

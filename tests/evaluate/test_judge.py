@@ -165,7 +165,7 @@ def test_masked_models_are_no_judges(tmp_path):
 
 def test_texts_of_unknown_words_are_refused():
     model = own_model()
-    judge = LeftToRightJudge("small", model.network, model.config.rows, TOKENIZER)
+    judge = LeftToRightJudge("small", model.network, model.config.packing, TOKENIZER)
     with pytest.raises(DataError, match="unknown to its tokenizer"):
         judge_texts(judge, ["colourless green ideas"])
 
@@ -178,7 +178,7 @@ def test_nothing_to_read_is_refused(judge):
 def test_weights_that_are_not_finite_are_refused():
     model = own_model()
     model.network.head.bias.data.fill_(math.nan)
-    judge = LeftToRightJudge("broken", model.network, model.config.rows, TOKENIZER)
+    judge = LeftToRightJudge("broken", model.network, model.config.packing, TOKENIZER)
     with pytest.raises(ModelError, match="not finite"):
         judge_texts(judge, ["the cat"])
 

@@ -49,13 +49,16 @@ def build(causal, rows=PLAIN, seed=0, *, two_stages=False):
 
 def scorer(model, **settings):
     return Scorer(
-        model.network, model.config.rows, WORDS.roles, **{"length": model.config.rows.length, "draws": 32, **settings}
+        model.network,
+        model.config.packing,
+        WORDS.roles,
+        **{"length": model.config.packing.length, "draws": 32, **settings},
     )
 
 
 def shown(model, item):
     """The row that a masked model is to see, and where it is scored: written down once more, without a batch."""
-    rows = model.config.rows
+    rows = model.config.packing
     begin, _ = rows.frame(WORDS.roles)
     row = [*begin, *item.tokens]
     scored = [len(begin) + item.given <= i < len(row) for i in range(rows.length)]
@@ -68,7 +71,7 @@ def shown(model, item):
 def exact_bound(model, item):
     tokens, scored = shown(model, item)
     number = torch.zeros(1, dtype=torch.long)
-    batch = Batch(tokens, torch.ones_like(scored), number, number, fixed=~scored)
+    batch = Batch(tokens, torch.ones_like(scored), number, number, frozen=~scored)
     return enumerated_nats(model.network, batch).sum().item()
 
 
@@ -80,9 +83,9 @@ def greedy_tokens(model, item):
     while blank.any():
         log_p = model.network.logits(model.network.features(tokens).final).log_softmax(-1)
         surest, best = log_p.max(-1)
-        place = int((blank.float() if model.network.causal else surest.masked_fill(~blank, -math.inf)).argmax())
-        tokens[0, place], blank[0, place] = best[0, place], False
-    start = len(model.config.rows.frame(WORDS.roles)[0]) + item.given
+        position = int((blank.float() if model.network.causal else surest.masked_fill(~blank, -math.inf)).argmax())
+        tokens[0, position], blank[0, position] = best[0, position], False
+    start = len(model.config.packing.frame(WORDS.roles)[0]) + item.given
     return tokens[0, start : start + len(item.tokens) - item.given].tolist()
 
 

@@ -65,16 +65,16 @@ def test_nothing_in_common_leaves_the_area_of_the_scale_alone():
     assert area == pytest.approx(5 * math.factorial(5) * math.factorial(4) / math.factorial(10), abs=2e-4)
 
 
-def clusters_of(rng, chances, n):
-    centres = 5 * np.eye(len(chances), 12)
-    return centres[rng.choice(len(chances), n, p=chances)] + 0.01 * rng.normal(size=(n, 12))
+def clusters_of(rng, probabilities, n):
+    centres = 5 * np.eye(len(probabilities), 12)
+    return centres[rng.choice(len(probabilities), n, p=probabilities)] + 0.01 * rng.normal(size=(n, 12))
 
 
 def test_clusters_that_are_plain_to_see_give_the_area_of_their_shares():
     rng = np.random.default_rng(0)
     p, q = clusters_of(rng, [0.2, 0.3, 0.5], 400), clusters_of(rng, [0.5, 0.3, 0.2], 300)
-    shares = [np.bincount(each.argmax(1), minlength=3) for each in (p, q)]
-    assert mauve(p, q, clusters=3, seeds=range(2)).mean == pytest.approx(frontier_area(*shares), abs=1e-9)
+    fractions = [np.bincount(each.argmax(1), minlength=3) for each in (p, q)]
+    assert mauve(p, q, clusters=3, seeds=range(2)).mean == pytest.approx(frontier_area(*fractions), abs=1e-9)
 
 
 def test_the_same_texts_score_1_and_strangers_the_least():

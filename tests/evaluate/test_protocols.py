@@ -41,7 +41,7 @@ def test_published_tokenizers_are_known_by_their_ids(shared):
 
 @pytest.mark.parametrize("name", ["lm1b", "openwebtext"])
 def test_rows_are_those_of_the_published_runs(name):
-    assert recipe(f"{name}-adlm").data.rows == PROTOCOLS[name].rows
+    assert recipe(f"{name}-adlm").data.packing == PROTOCOLS[name].rows
 
 
 def test_a_text_of_another_size_is_said_to_be_a_cut_of_our_own(tmp_path):

@@ -10,6 +10,7 @@ import torch
 
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
+from adlm.distributed import DistributedContext
 from adlm.errors import ModelError
 from adlm.evaluate.documents import document_rows
 from adlm.evaluate.perplexity import ESTIMATORS, score_items
@@ -17,7 +18,6 @@ from adlm.evaluate.work import each_of, weights_checksum
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
-from adlm.world import World
 from tests.conftest import Texts
 
 
@@ -36,7 +36,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Threads(World):
+class Threads(DistributedContext):
     meeting: Any = field(default=None)
 
     def gathered(self, values):
@@ -166,6 +166,6 @@ def test_a_likelihood_is_the_same_to_the_bit_on_one_process_and_on_two():
         return score_items(models[world.rank], table, ESTIMATORS["counts"], draws=2, batch=2, world=world).nats
 
     models = [model(), model()]
-    alone = scored(World())
+    alone = scored(DistributedContext())
     for found in together(2, scored):
         assert np.array_equal(found, alone)

@@ -26,7 +26,7 @@ NETWORKS: dict[str, NetworkConfig] = {
     "ar-published": OneStageConfig(replace(PUBLISHED, causal=True, condition=0)),
     "a2r": TwoStageConfig(replace(SMALL, causal=True), 1, Hidden(), tied=True, positions=LENGTH),
     "a2r-published": TwoStageConfig(replace(PUBLISHED, causal=True, condition=0), 1, Logits()),
-    "mdlm": OneStageConfig(replace(SMALL, reread=1), tied=True, positions=LENGTH),
+    "mdlm": OneStageConfig(replace(SMALL, input_reinjection=1), tied=True, positions=LENGTH),
     "mdlm-published": OneStageConfig(PUBLISHED),
     "sedd": OneStageConfig(replace(PUBLISHED, timed=True)),
     "adlm": TwoStageConfig(SMALL, 1, Hidden(), tied=True, positions=LENGTH),

@@ -130,7 +130,9 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     model = text_model_of("ar")
     network = TransformersCausalConfig('{"model_type": "gpt2"}')
     with pytest.raises(ConfigError, match="one of that library already"):
-        adlm.hf.AdlmConfig.of(ModelConfig(network, model.config.vocabulary, model.config.rows), model.tokenizer.roles)
+        adlm.hf.AdlmConfig.of(
+            ModelConfig(network, model.config.vocabulary, model.config.packing), model.tokenizer.roles
+        )
 
 
 def test_a_folder_that_lacks_weights_is_refused(tmp_path):

@@ -34,9 +34,9 @@ STACKS = {
 }
 CONFIGS = {
     **{name: OneStageConfig(shape) for name, shape in STACKS.items()},
-    "learned places": OneStageConfig(STACKS["plain"], tied=True, positions=LENGTH),
+    "learned positions": OneStageConfig(STACKS["plain"], tied=True, positions=LENGTH),
     "two stages": TwoStageConfig(STACKS["all"], 1),
-    "two stages, learned places": TwoStageConfig(STACKS["folded"], 2, positions=LENGTH),
+    "two stages, learned positions": TwoStageConfig(STACKS["folded"], 2, positions=LENGTH),
     **{type(h).__name__: TwoStageConfig(STACKS["convolution"], 1, h) for h in (Logits(), Probabilities(), Hidden())},
     "Continued": TwoStageConfig(STACKS["convolution"], 1, Continued(), tied=True),
 }
@@ -122,7 +122,7 @@ def test_reading_on_costs_what_is_new_and_ends_with_the_last_position():
 def test_what_cannot_be_read_is_refused():
     with pytest.raises(ConfigError, match="causal stacks"):
         MODELS["masked"].cache(1, 4)
-    model = MODELS["learned places"]
+    model = MODELS["learned positions"]
     cache = model.cache(2, 4)
     with pytest.raises(ConfigError, match="the cache has 2 rows"):
         model.extend(TOKENS[:1, :2], cache)
@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_refused():
         model.extend(TOKENS[:2, :0], cache)
     with pytest.raises(ConfigError, match="1 of the cache's 4 positions"):
         model.extend(TOKENS[:2, :4], cache)
-    with pytest.raises(ConfigError, match="learned 12 places"):
+    with pytest.raises(ConfigError, match="learned 12 positions"):
         model.extend(torch.zeros(2, 13, dtype=torch.long), model.cache(2, 20))
 
 
@@ -149,12 +149,12 @@ def test_a_model_reads_on_beyond_any_length_it_was_trained_for():
 def test_few_wanted_positions_are_those_of_all_positions(name, packed):
     model = MODELS[name]
     segments = torch.tensor([[0] * 5 + [1] * 7, [0] * 11 + [-1], [0] * 12]) if packed else None
-    wanted = torch.zeros(3, LENGTH, dtype=torch.bool)
-    wanted[0, [2, 3, 11]] = wanted[1, 0] = True  # three, one and none
+    output_mask = torch.zeros(3, LENGTH, dtype=torch.bool)
+    output_mask[0, [2, 3, 11]] = output_mask[1, 0] = True  # three, one and none
     with torch.no_grad():
         whole = model.features(TOKENS, TIMES, segments=segments).final
-        for chosen in (wanted, torch.zeros_like(wanted)):
-            found = model.features(TOKENS, TIMES, segments=segments, wanted=chosen).final
+        for chosen in (output_mask, torch.zeros_like(output_mask)):
+            found = model.features(TOKENS, TIMES, segments=segments, output_mask=chosen).final
             assert close(found, whole[chosen])
             assert found.shape == whole[chosen].shape
 
@@ -163,11 +163,11 @@ def test_few_wanted_positions_are_those_of_all_positions(name, packed):
 @pytest.mark.parametrize("name", ["plain", "masked"])
 def test_queries_are_made_only_where_few_are_wanted(name, count):
     model = MODELS[name]
-    wanted = torch.zeros(3, LENGTH, dtype=torch.bool)
-    wanted[:, :count] = True
+    output_mask = torch.zeros(3, LENGTH, dtype=torch.bool)
+    output_mask[:, :count] = True
     with torch.no_grad():
-        few = flops(lambda: model.features(TOKENS, wanted=wanted))
-    training = flops(lambda: model.features(TOKENS, wanted=wanted))
+        few = flops(lambda: model.features(TOKENS, output_mask=output_mask))
+    training = flops(lambda: model.features(TOKENS, output_mask=output_mask))
     left_out = 3 * (LENGTH - count)
     assert training - few == 2 * left_out * (16 * 16 + 2 * LENGTH * 16)
 
@@ -180,9 +180,9 @@ def test_adapters_count_where_few_positions_are_wanted():
     for name, parameter in model.named_parameters():
         if "lora" in name:
             torch.nn.init.normal_(parameter)
-    wanted = torch.zeros(3, LENGTH, dtype=torch.bool)
-    wanted[:, 4] = True
+    output_mask = torch.zeros(3, LENGTH, dtype=torch.bool)
+    output_mask[:, 4] = True
     with torch.no_grad():
         whole = model.features(TOKENS).final
-        assert close(model.features(TOKENS, wanted=wanted).final, whole[wanted])
+        assert close(model.features(TOKENS, output_mask=output_mask).final, whole[output_mask])
     assert not close(whole, before)

@@ -33,7 +33,7 @@ def model_of(kind):
 
 def text_of(kind, facts=None):
     model = model_of(kind)
-    return card_text(model.network, model.config.network, model.config.vocabulary, model.config.rows, facts)
+    return card_text(model.network, model.config.network, model.config.vocabulary, model.config.packing, facts)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from adlm.data.loader import read_rows
 from adlm.data.synthetic import RandomRows, Synthetic
 from adlm.errors import ConfigError
-from adlm.models.hand_over import Hidden, Stage
+from adlm.models.hand_over import AnchorState, Hidden
 from adlm.models.language_model import Vocabulary, shifted
 from adlm.models.layers import starts_of
 from adlm.models.one_stage import OneStageConfig
@@ -28,9 +28,9 @@ def stack(**options):
 CONFIGS = {
     "ar": OneStageConfig(stack()),
     "ar, convolution": OneStageConfig(stack(convolution=3, query_key_norm=True), tied=True),
-    "ar, reread": OneStageConfig(stack(reread=1, convolution=2)),
-    "ar, learned places": OneStageConfig(stack(), positions=LENGTH + 8),
-    "a2r": TwoStageConfig(stack(convolution=3, reread=1), 1),
+    "ar, input_reinjection": OneStageConfig(stack(input_reinjection=1, convolution=2)),
+    "ar, learned positions": OneStageConfig(stack(), positions=LENGTH + 8),
+    "a2r": TwoStageConfig(stack(convolution=3, input_reinjection=1), 1),
     "a2r, folded": TwoStageConfig(stack(condition=4), 2, Hidden(), tied=True, positions=LENGTH + 8),
 }
 
@@ -58,7 +58,7 @@ def reference(model, tokens, first, count, segments=None):
         embedded = model.embedding.placed(vectors, segments)
         if isinstance(model.config, OneStageConfig):
             return Features(model.stack(embedded, None, segments)[1])
-        stage = Stage(embedded, *model.anchor(embedded, None, segments))
+        stage = AnchorState(embedded, *model.anchor(embedded, None, segments))
         return Features(model.denoiser(model.hand_over(stage, model.anchor_head), None, segments)[1], stage.anchor)
 
     vectors = model.embedding.tokens(shifted(tokens, VOCABULARY.mask_id, segments))
@@ -117,11 +117,11 @@ def test_padding_wanted_positions_and_company_change_nothing(name, first, though
     ends = [max(LENGTH - right, first + count, first + 1) for right in rights]
     text = torch.stack([(columns >= start) & (columns < end) for start, end in zip(starts, ends, strict=True)])
     segments = text.long() - 1
-    wanted = torch.tensor(chosen).view(3, LENGTH)
+    output_mask = torch.tensor(chosen).view(3, LENGTH)
     with torch.no_grad():
         whole = model.fed_features(TOKENS, first, count, segments=segments).final
-        some = model.fed_features(TOKENS, first, count, segments=segments, wanted=wanted & text).final
-        assert same(some, whole[wanted & text])
+        some = model.fed_features(TOKENS, first, count, segments=segments, output_mask=output_mask & text).final
+        assert same(some, whole[output_mask & text])
         for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
             alone = model.fed_features(TOKENS[row : row + 1, start:end], first - start, count).final[0]
             assert same(whole[row, start:end], alone)
@@ -206,7 +206,7 @@ PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11], [3, 1, 4, 1, 5, 9], [2, 7, 1, 
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_written_together_are_those_written_alone(name, thoughts):
     model = MODELS[name]
-    with model.frozen():
+    with model.inference_weights():
         together, states = greedy(model, PROMPTS, thoughts)
         for row, prompt in enumerate(PROMPTS):
             alone, state = greedy(model, [prompt], thoughts)
@@ -218,9 +218,9 @@ def test_texts_written_together_are_those_written_alone(name, thoughts):
 def test_states_read_for_writing_are_those_of_training(name):
     model, more = MODELS[name], torch.tensor([[1], [2], [3], [4]])
     tokens, segments = left_padded(PROMPTS)
-    rows, places = (torch.cat([x, y.expand(-1, 3)], 1) for x, y in ((tokens, more), (segments, segments[:, -1:])))
+    rows, positions = (torch.cat([x, y.expand(-1, 3)], 1) for x, y in ((tokens, more), (segments, segments[:, -1:])))
     with torch.no_grad():
-        whole = model.fed_features(rows, 3, 2, segments=places).final
+        whole = model.fed_features(rows, 3, 2, segments=positions).final
     cache = model.cache(4, 12, segments=segments)
     assert same(model.read_fed(tokens, 3, 2, cache).final, whole[:, [4, 5, 7]])
     assert same(model.extend(more, cache).final, whole[:, 8])

@@ -114,8 +114,8 @@ class Answers(BaseHTTPRequestHandler):
         commits = self.server.repositories.get(f"{owner}/{name}")
         if commits is None:
             return self._error(404, "RepoNotFound")
-        wanted = commits[-1:] if revision == "main" else [commit for commit in commits if commit[0] == revision]
-        return wanted[0] if wanted else self._error(404, "RevisionNotFound")
+        output_mask = commits[-1:] if revision == "main" else [commit for commit in commits if commit[0] == revision]
+        return output_mask[0] if output_mask else self._error(404, "RevisionNotFound")
 
     def _json(self, value: Any, status: int = 200) -> None:
         self._send(json.dumps(value).encode(), {"Content-Type": "application/json"}, status)
@@ -223,7 +223,7 @@ def run(program: str, folder: Path, home: Path, **environment: str) -> dict[str,
 def world(hub: FakeHub, model: TextModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """Everything that is done online, once; and the cache it leaves."""
     folder, home = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("home")
-    figures = {"nats a token, held out": Estimate(3.25, 0.04, 8)}
+    figures = {"nats per token, held out": Estimate(3.25, 0.04, 8)}
     model.save(folder, facts=Facts(data="Stories of crabs.", figures=figures, use="To try things."))
     (folder / "notes.txt").write_text("mine")
     hub.commit("me/edited-too", {"README.md": b"# Mine\n"})
@@ -267,7 +267,7 @@ def test_a_folder_is_pushed_as_it_is_with_what_its_card_states(
     card = files["README.md"].decode()
     for part in (
         "## Training data\n\nStories of crabs.",
-        "| nats a token, held out | 3.25 ± 0.04 | 8 |",
+        "| nats per token, held out | 3.25 ± 0.04 | 8 |",
         "## Intended use\n\nTo try things.",
         "## How to sample",
         "adlm.load(",

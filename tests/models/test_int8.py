@@ -41,15 +41,15 @@ def test_products_are_right_to_their_seven_bits():
 def test_it_comes_near_and_goes_off_again(config):
     model = build(config)
     tokens = torch.randint(0, 39, (3, 20), generator=torch.Generator().manual_seed(2))
-    with model.frozen():
+    with model.inference_weights():
         exact = model.logits(model.features(tokens).final).softmax(-1)
     model.use_int8()
-    with model.frozen():
+    with model.inference_weights():
         short = model.logits(model.features(tokens).final).softmax(-1)
     assert not torch.equal(short, exact)
     assert (short - exact).abs().sum(-1).max() < 0.1
     model.use_int8(False)
-    with model.frozen():
+    with model.inference_weights():
         assert torch.equal(model.logits(model.features(tokens).final).softmax(-1), exact)
 
 

@@ -217,7 +217,7 @@ def test_a_config_larger_than_its_weights_is_refused_without_building_it(folder,
     refused(folder, match)
 
 
-def test_places_beyond_the_weights_are_refused_without_making_them(folder):
+def test_positions_beyond_the_weights_are_refused_without_making_them(folder):
     network = json.loads((folder / CONFIG).read_text())["network"]
     change_config(folder, network={**network, "positions": 10**13})
     refused(folder, r"embedding\.positions has shape \[8, 8\] instead of \[10000000000000, 8\]")

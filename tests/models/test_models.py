@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from adlm.errors import ConfigError
 from adlm.models import layers
-from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities, Stage
+from adlm.models.hand_over import AnchorState, Continued, Hidden, Logits, Probabilities
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
@@ -86,9 +86,9 @@ def test_a_causal_model_sees_only_the_left(config, tokens):
 @pytest.mark.parametrize("config", [c for c in CONFIGS if "causal" not in name(c)], ids=name)
 def test_a_bidirectional_model_sees_both_sides(config, tokens):
     model = built(config)
-    for place in (0, 9):
+    for position in (0, 9):
         changed = tokens.clone()
-        changed[:, place] = (changed[:, place] + 1) % 18
+        changed[:, position] = (changed[:, position] + 1) % 18
         assert ((model.features(tokens).final - model.features(changed).final).abs().amax((0, 2)) > 1e-9).all()
 
 
@@ -119,10 +119,10 @@ def test_packed_documents_do_not_see_each_other(config, tokens):
 @pytest.mark.parametrize("config", [*CONFIGS, OneStageConfig(stack(condition=8, timed=True))], ids=name)
 def test_wanted_positions_are_those_of_all_positions(config, tokens):
     model = built(config)
-    wanted = torch.rand(3, 10, generator=torch.Generator().manual_seed(2)) < 0.4
+    output_mask = torch.rand(3, 10, generator=torch.Generator().manual_seed(2)) < 0.4
     t = torch.tensor([0.1, 0.5, 0.9]).double()
-    whole, part = model.features(tokens, t), model.features(tokens, t, wanted=wanted)
-    assert torch.allclose(part.final, whole.final[wanted], atol=1e-12)
+    whole, part = model.features(tokens, t), model.features(tokens, t, output_mask=output_mask)
+    assert torch.allclose(part.final, whole.final[output_mask], atol=1e-12)
     assert (part.anchor is None) == (whole.anchor is None)
     assert part.anchor is None or torch.equal(part.anchor, whole.anchor)
 
@@ -131,9 +131,9 @@ def test_wanted_positions_are_those_of_all_positions(config, tokens):
 def test_a_frozen_model_gives_the_same_features_and_thaws(config, tokens):
     model = built(config)
     before = model.features(tokens).final
-    with model.frozen():
+    with model.inference_weights():
         for _ in range(2):
-            with model.frozen():
+            with model.inference_weights():
                 inside = model.features(tokens)
         assert not inside.final.requires_grad
         assert torch.allclose(inside.final, before, atol=1e-12)
@@ -149,7 +149,7 @@ def test_derived_weights_are_made_once_while_frozen(tokens):
     made = []
     original = model.hand_over._joint
     model.hand_over._joint = lambda head: made.append(1) or original(head)
-    with model.frozen():
+    with model.inference_weights():
         for _ in range(3):
             model.features(tokens)
     assert len(made) == 1
@@ -204,7 +204,7 @@ def test_compiled_blocks_give_the_same_features_and_gradients(config, backend, t
         model.zero_grad()
         for given in (None, segments):
             model.features(tokens, segments=given).final.square().sum().backward()
-        with model.frozen():
+        with model.inference_weights():
             frozen = [model.features(tokens).final for _ in range(2)]
         results.append([*frozen, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
     for plain, fast in zip(*results, strict=True):
@@ -231,7 +231,7 @@ def test_the_soft_hand_over_is_the_mean_embedding_and_slices_do_not_show(tokens,
     for tied in (False, True):
         model = built(TwoStageConfig(stack(), 1, Probabilities(), tied))
         embedded = model.embedding(tokens)
-        stage = Stage(embedded, *model.anchor(embedded))
+        stage = AnchorState(embedded, *model.anchor(embedded))
         logits = model.anchor_head(stage.anchor)
         expected = logits.softmax(-1) @ model.hand_over.table
         assert (model.hand_over.table is model.embedding.tokens.weight) == tied

@@ -52,9 +52,9 @@ def test_the_work_is_what_torch_counts(network):
     tokens = torch.zeros(2, length, dtype=torch.long)
     # The fused attention of a CPU is not counted by torch; the plain one is.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
-        wanted = torch.zeros(2, length, dtype=torch.bool)
-        wanted[:, :5] = True
-        model.logits(model.features(tokens, wanted=wanted).final)
+        output_mask = torch.zeros(2, length, dtype=torch.bool)
+        output_mask[:, :5] = True
+        model.logits(model.features(tokens, output_mask=output_mask).final)
     expected = forward_work(network, vocabulary, length).forward(2 * length, 10)
     assert counter.get_total_flops() == expected
 
@@ -63,7 +63,7 @@ def test_a_training_step_is_three_forward_passes():
     network, vocabulary = NETWORKS[0], Vocabulary(70, 69)
     work = forward_work(network, vocabulary, 16)
     step = training_work(network, vocabulary, length=16, rows=4, scored=0.5)
-    assert step == 3 * (64 * work.token + 32 * (work.wanted + work.logits))
+    assert step == 3 * (64 * work.token + 32 * (work.output_mask + work.logits))
     anchored = training_work(network, vocabulary, length=16, rows=4, scored=0.5, anchors=0.25)
     assert anchored == step + 3 * 16 * work.logits
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
 from adlm.errors import ConfigError, MissingExtra, ModelError, UnknownName
@@ -19,7 +19,7 @@ from adlm.models.one_stage import OneStageConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
-from adlm.train.start import Pretrained, Start
+from adlm.train.init import Init, Pretrained
 from tests.conftest import batch_of
 
 transformers = pytest.importorskip("transformers")
@@ -100,10 +100,12 @@ def test_thoughts_have_the_values_and_gradients_of_computing_all_again(kind, cou
 @pytest.mark.parametrize("kind", MODELS)
 def test_padding_and_wanted_positions_change_nothing(kind, count):
     model, text = MODELS[kind], PADDED >= 0
-    wanted = text & (torch.rand(3, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.5)
+    output_mask = text & (torch.rand(3, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.5)
     with torch.no_grad():
         whole = model.fed_features(TOKENS, 4, count, segments=PADDED).final
-        assert close(model.fed_features(TOKENS, 4, count, segments=PADDED, wanted=wanted).final, whole[wanted])
+        assert close(
+            model.fed_features(TOKENS, 4, count, segments=PADDED, output_mask=output_mask).final, whole[output_mask]
+        )
         for row in range(3):
             start, end = text[row].nonzero()[[0, -1], 0].tolist()
             alone = model.fed_features(TOKENS[row : row + 1, start : end + 1], 4 - start, count).final[0]
@@ -206,7 +208,7 @@ def test_a_pretrained_start_refuses_what_does_not_fit(tmp_path):
 
 
 def test_network_and_start_go_through_json():
-    for value, kind in ((CONFIGS["llama"], NetworkConfig), (Pretrained("a/b"), Start)):
+    for value, kind in ((CONFIGS["llama"], NetworkConfig), (Pretrained("a/b"), Init)):
         assert from_json(kind, to_json(value)) == value
 
 
@@ -233,7 +235,7 @@ def test_what_cannot_be_built_or_read_is_refused(tmp_path):
     windows = {**GROUPED, "model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}
     with pytest.raises(ConfigError, match="see a window only"):
         TransformersCausalConfig(json.dumps({**windows, "use_sliding_window": True})).build(VOCABULARY)
-    with pytest.raises(ConfigError, match="learned 24 places"):
+    with pytest.raises(ConfigError, match="learned 24 positions"):
         MODELS["gpt2"].features(torch.zeros(1, 25, dtype=torch.long))
     with pytest.raises(ModelError, match=r"no config.json"):
         architecture_of(tmp_path)
@@ -251,5 +253,5 @@ def test_the_extra_is_named_where_the_library_is_missing(tmp_path, monkeypatch):
 
 
 def test_other_models_do_not_wait_for_the_library():
-    code = "import sys, adlm.models.io, adlm.train.start; sys.exit('transformers' in sys.modules)"
+    code = "import sys, adlm.models.io, adlm.train.init; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -45,15 +45,15 @@ def test_features_and_gradients_are_those_of_the_padded_rows(config, documents, 
     segments = segments_of([3, 12, 0, 5, 1, 4], [0, 0, 0, 7, 3, 2], 12, documents)
     tokens = torch.randint(0, 18, segments.shape, generator=torch.Generator().manual_seed(1))
     text = segments >= 0
-    wanted = text & (torch.rand(text.shape, generator=torch.Generator().manual_seed(2)) < 0.5)
+    output_mask = text & (torch.rand(text.shape, generator=torch.Generator().manual_seed(2)) < 0.5)
     results = []
-    for share in (0.0, 0.99):
-        monkeypatch.setattr(unpadded, "WORTHWHILE", share)
-        assert (plan_for(segments) is None) == (share == 0)
+    for fraction in (0.0, 0.99):
+        monkeypatch.setattr(unpadded, "WORTHWHILE", fraction)
+        assert (plan_for(segments) is None) == (fraction == 0)
         model.zero_grad()
         whole = model.features(tokens, segments=segments)
-        part = model.features(tokens, segments=segments, wanted=wanted)
-        assert torch.allclose(part.final, whole.final[wanted], atol=1e-6)
+        part = model.features(tokens, segments=segments, output_mask=output_mask)
+        assert torch.allclose(part.final, whole.final[output_mask], atol=1e-6)
         anchor = part.anchor[text] if part.anchor is not None else torch.zeros(1)
         (part.final.square().sum() + anchor.square().sum()).backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]

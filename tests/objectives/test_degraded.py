@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError
 from adlm.models.hand_over import Continued
@@ -40,9 +40,9 @@ def some_rows(seed: int = 0, rows: int = 6) -> Batch:
 
 
 @pytest.mark.parametrize("masked_only", [True, False])
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_with_no_wrong_anchors_loss_and_gradients_are_anelbos_to_the_bit(masked_only, share):
-    fields = {"corruption": CountMasking(), "gamma": 0.3, "masked_only": masked_only, "share": share}
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_with_no_wrong_anchors_loss_and_gradients_are_anelbos_to_the_bit(masked_only, fraction):
+    fields = {"corruption": CountMasking(), "gamma": 0.3, "masked_only": masked_only, "fraction": fraction}
     found = []
     for objective in (Anelbo(**fields), DegradedAnelbo(**fields, wrong=0.0)):
         model = model_of()
@@ -73,11 +73,11 @@ def test_with_all_anchors_wrong_the_anchor_term_knows_nothing_of_the_text():
 
 
 @settings(max_examples=25, deadline=None)
-@given(chance=st.sampled_from([0.0, 0.25, 0.5, 1.0]), rows=st.integers(1, 5), seed=st.integers(0, 99))
-def test_what_is_wrong_belongs_to_the_row_and_not_to_its_batch(chance, rows, seed):
+@given(probability=st.sampled_from([0.0, 0.25, 0.5, 1.0]), rows=st.integers(1, 5), seed=st.integers(0, 99))
+def test_what_is_wrong_belongs_to_the_row_and_not_to_its_batch(probability, rows, seed):
     batch = some_rows(seed)
-    whole = spoilt(batch, chance, VOCABULARY, NOISE)
-    parts = torch.cat([spoilt(part, chance, VOCABULARY, NOISE) for part in batch.split(rows)])
+    whole = spoilt(batch, probability, VOCABULARY, NOISE)
+    parts = torch.cat([spoilt(part, probability, VOCABULARY, NOISE) for part in batch.split(rows)])
     assert torch.equal(whole, parts)
     assert (whole != VOCABULARY.mask_id).all()
     assert 0 <= whole.min() <= whole.max() < VOCABULARY.size

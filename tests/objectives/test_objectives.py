@@ -175,17 +175,17 @@ def test_a_share_of_the_anchors_gives_the_same_term_in_expectation(causal):
     model = two_stage(causal=causal)
     kind = AnchoredCrossEntropy if causal else Anelbo
 
-    def term(share, seed):
+    def term(fraction, seed):
         # The corruption has the same seed throughout: only the draw of anchors differs.
-        batch = batch_of(TOKENS.repeat(40, 1)) if share < 1 else BATCH
-        batch = type(batch)(batch.tokens, batch.valid, batch.index, batch.draw)
-        terms = kind(rule=EveryToken(), gamma=1.0, share=share)(model, batch, progress=1.0, noise=Noise(seed))
+        batch = batch_of(TOKENS.repeat(40, 1)) if fraction < 1 else BATCH
+        batch = type(batch)(batch.tokens, batch.valid, batch.index, batch.sample_id)
+        terms = kind(rule=EveryToken(), gamma=1.0, fraction=fraction)(model, batch, progress=1.0, noise=Noise(seed))
         return ((terms.loss_sum - terms.nll_sum) / terms.tokens).item()
 
     whole = sum(term(1.0, seed) for seed in range(40)) / 40
     assert term(0.25, 1) == pytest.approx(whole, rel=0.1)
-    with pytest.raises(ConfigError, match="share of 0"):
-        kind(share=0)
+    with pytest.raises(ConfigError, match="fraction of 0"):
+        kind(fraction=0)
 
 
 def test_an_anchor_term_without_an_anchor_stage_is_refused():
@@ -276,10 +276,10 @@ def test_d3pm_is_the_sum_of_divergences_of_the_reverse_steps():
         step = transition(a_t / a_s)[:, mask]
         return step * (x_0 @ transition(a_s)) / (x_0 @ transition(a_t))[mask]
 
-    for row, place in masked.nonzero().tolist():
+    for row, position in masked.nonzero().tolist():
         a_t, a_s = (LogLinear().alpha(x).item() for x in (t[row].double(), t[row].double() - 1 / steps))
-        truth = reverse(torch.nn.functional.one_hot(TOKENS[row, place], V).double(), a_s, a_t)
-        model_law = reverse(mu[row, place], a_s, a_t)
+        truth = reverse(torch.nn.functional.one_hot(TOKENS[row, position], V).double(), a_s, a_t)
+        model_law = reverse(mu[row, position], a_s, a_t)
         inside = truth > 1e-12
         expected += steps * (truth[inside] * (truth[inside] / model_law[inside]).log()).sum().item()
     assert total == pytest.approx(expected, rel=1e-3)

@@ -25,7 +25,7 @@ def rows(count=4, length=12):
 
 def test_more_is_masked_earlier_and_as_much_as_the_process_says():
     batch, t = rows(2000, 30), 0.4
-    masked = Noise(1).uniform(batch.draw, 30) < t
+    masked = Noise(1).uniform(batch.sample_id, 30) < t
     x_t = batch.tokens.masked_fill(masked, 7)
     corrupted = Corrupted(batch.tokens, x_t, torch.full((2000,), t), masked, torch.ones(2000, 1))
     before = earlier(batch, corrupted, 0.3, 7, Noise(2))
@@ -39,7 +39,7 @@ def test_given_tokens_stay_visible():
     batch = rows()
     fixed = torch.zeros_like(batch.valid)
     fixed[:, :5] = True
-    batch = batch.__class__(batch.tokens, batch.valid, batch.index, batch.draw, fixed)
+    batch = batch.__class__(batch.tokens, batch.valid, batch.index, batch.sample_id, fixed)
     corrupted = UniformMasking()(batch, 7, Noise(0))
     assert torch.equal(earlier(batch, corrupted, 1.0, 7, Noise(1))[:, :5], batch.tokens[:, :5])
 

@@ -20,7 +20,7 @@ def first_losses(name, *, steps):
     size = known_vocabulary(run.data).size
     vocabulary = Vocabulary(size, size - 1)  # random words may be any but the last
     table = Synthetic(size, length=64, count=1).prepare().train
-    batch = read_rows(table, np.arange(1), first_draw=256)  # of 512: its noise level is near one half
+    batch = read_rows(table, np.arange(1), first_sample_id=256)  # of 512: its noise level is near one half
     torch.manual_seed(0)
     model = run.network.build(vocabulary).train()
     losses = []

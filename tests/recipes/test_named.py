@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.errors import UnknownName
 from adlm.models.costs import count_parameters, shape_of
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo
 from adlm.objectives.objective import CrossEntropy
+from adlm.recipes.matched import MATCHED_BASELINES
 from adlm.recipes.named import FAMILIES, matched, recipe, recipes
-from adlm.recipes.twins import TWINS
 from adlm.train.plan import EFFICIENCY, known_vocabulary, memory, row_length, summary
 from adlm.train.run import Run
 
@@ -93,8 +93,8 @@ def test_published_runs_have_the_published_settings(corpus, length, vocabulary):
     found = summary(run)
     assert (found.rows, found.length, found.vocabulary.size, found.steps) == (512, length, vocabulary, 1_000_000)
     assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (3e-4, (0.9, 0.999), 0)
-    assert [train.rate.share(step, train.steps) for step in (0, 2499, 999_999)] == [1 / 2500, 1, 1]
-    assert (train.clip, train.ema, train.bf16) == (1.0, 0.9999, True)
+    assert [train.lr_schedule.fraction(step, train.steps) for step in (0, 2499, 999_999)] == [1 / 2500, 1, 1]
+    assert (train.grad_clip, train.ema_decay, train.bf16) == (1.0, 0.9999, True)
     assert (objective.gamma, objective.rule.most, objective.masked_only) == (3e-3, 5, False)
     assert (objective.corruption.first, objective.corruption.times.group) == (1e-3, 512)
     assert shape_of(run.network).layers == (12, 6)
@@ -110,12 +110,12 @@ def test_the_published_sizes_are_those_of_the_papers():
 
 
 @pytest.mark.parametrize("corpus", ["lm1b", "openwebtext"])
-@pytest.mark.parametrize("kind", ["adlm", "a2r", "sedd", *TWINS])
+@pytest.mark.parametrize("kind", ["adlm", "a2r", "sedd", *MATCHED_BASELINES])
 @pytest.mark.parametrize("size", ["small", "medium"])
 def test_published_micro_batches_fit_a_gpu_of_80_gb_and_are_the_same_on_eight(corpus, kind, size):
     run = recipe(f"{corpus}-{kind}-{size}")
-    assert memory(run, known_vocabulary(run.data), rows=run.train.micro_rows, bf16=True).total < 60e9
-    assert 512 % (8 * run.train.micro_rows) == 0 or 512 // 8 % run.train.micro_rows == 0
+    assert memory(run, known_vocabulary(run.data), rows=run.train.micro_batch_size, bf16=True).total < 60e9
+    assert 512 % (8 * run.train.micro_batch_size) == 0 or 512 // 8 % run.train.micro_batch_size == 0
 
 
 def test_the_small_runs_take_two_hours_at_most_on_two_cores():
@@ -131,7 +131,7 @@ def test_the_demo_has_three_models_of_one_size_and_cost():
     assert isinstance(ar.network, OneStageConfig)
     assert isinstance(adlm.network, TwoStageConfig)
     assert shape_of(adlm.network).layers == (3, 1)
-    assert ar.network == replace(mdlm.network, stack=replace(mdlm.network.stack, causal=True, reread=0))
+    assert ar.network == replace(mdlm.network, stack=replace(mdlm.network.stack, causal=True, input_reinjection=0))
     assert summary(mdlm).parameters.total == pytest.approx(summary(adlm).parameters.total, rel=0.02)
     assert summary(mdlm).work == pytest.approx(summary(adlm).work, rel=0.02)
     assert (adlm.train.tokens, adlm.train.steps) == (1024, 1500)

@@ -24,7 +24,7 @@ VOCABULARY = Vocabulary(4, MASK)
 
 
 def chi_square_limit(freedom: int) -> float:
-    """Above this with chance about 1e-5 (Wilson and Hilferty)."""
+    """Above this with probability about 1e-5 (Wilson and Hilferty)."""
     return freedom * (1 - 2 / (9 * freedom) + 4.3 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
@@ -88,16 +88,16 @@ class Process:
         )
         each[..., MASK] = torch.where(self.blank, 1 - reveal, sigma)
         y = states(self.length)
-        return torch.stack([each[:, place, y[:, place]] for place in range(self.length)]).prod(0)
+        return torch.stack([each[:, position, y[:, position]] for position in range(self.length)]).prod(0)
 
-    def one_at(self, chances: Tensor) -> Tensor:
+    def one_at(self, probabilities: Tensor) -> Tensor:
         """[4^L, 4^L]: one blank is revealed, each with its chance [4^L, L]; full states stay as they are."""
         full = ~self.blank.any(-1)
         steps = torch.diag(full.double())
-        for place in range(self.length):
+        for position in range(self.length):
             here = torch.zeros_like(self.blank)
-            here[:, place] = True
-            steps += chances[:, place, None] * self.step((here & self.blank).double())
+            here[:, position] = True
+            steps += probabilities[:, position, None] * self.step((here & self.blank).double())
         return steps
 
     def law(self, *steps: Tensor) -> Tensor:
@@ -123,9 +123,9 @@ def consistent(length: int = 3) -> tuple[Tensor, Process]:
     logits = torch.full((4**length, length, 4), -math.inf, dtype=torch.float64)
     for state in states(length).tolist():
         seen: list[int | slice] = [slice(None) if token == MASK else token for token in state]
-        for place, token in itertools.product(range(length), range(MASK)):
-            here = (*seen[:place], token, *seen[place + 1 :])
-            logits[(int(number(torch.tensor(state))), place, token)] = joint[here].sum().log()
+        for position, token in itertools.product(range(length), range(MASK)):
+            here = (*seen[:position], token, *seen[position + 1 :])
+            logits[(int(number(torch.tensor(state))), position, token)] = joint[here].sum().log()
     return joint.flatten(), Process(logits)
 
 

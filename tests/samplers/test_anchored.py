@@ -19,7 +19,7 @@ from adlm.samplers import (
     PerStep,
     Remasking,
 )
-from adlm.samplers.board import Board
+from adlm.samplers.state import SamplerState
 from tests.samplers.processes import MASK, networks
 
 ROWS = [[MASK] * 8, [0, 1, *[MASK] * 6], [MASK, 1, 2, MASK, 0, 0, 1, 1], [1] * 8]
@@ -75,7 +75,7 @@ def test_agreeing_reveals_where_both_stages_agree_and_the_surest_beside():
     model, canvas, views = networks("adlm")["adlm"], Canvas.infilling(ROWS[1:], MASK), []
     sampler = Ordered(order=Confidence(), pace=PerStep(1), agreeing=True)
     sample = sampler.sample(model, canvas, noise=Noise(1), watch=lambda view: views.append(view.fresh))
-    with model.frozen():
+    with model.inference_weights():
         board = sampler.board(model, canvas, noise=Noise(1))
         blank = board.blank
         tokens, confidence = board.predict(blank, 1.0, 0)
@@ -121,9 +121,9 @@ def test_stale_anchors_let_new_tokens_through_with_hidden_states_and_not_with_lo
     logits = model.logits
     model.logits = lambda final: seen.append(final) or logits(final)
     where = torch.tensor([[False, True, True]])
-    with model.frozen():
+    with model.inference_weights():
         for stale in (4, 1):
-            board = Board(model, Canvas.blank(1, 3, MASK), Noise(0), stale_anchors=stale)
+            board = SamplerState(model, Canvas.blank(1, 3, MASK), Noise(0), stale_anchors=stale)
             board.predict(where, 0.5)
             board.tokens[0, 0] = 1
             board.predict(where, 0.5)
@@ -136,7 +136,7 @@ def test_two_stages_apart_write_what_they_write_together():
     """Anchor features that are asked for, and those that are not, lead to the same tokens."""
     model, canvas = networks("adlm")["adlm"], Canvas.infilling(ROWS, MASK)
     together, apart = (FirstHitting().board(model, canvas, noise=Noise(3)) for _ in range(2))
-    with model.frozen():
+    with model.inference_weights():
         apart.anchor_measure(apart.blank, 1.0, lambda guess: guess.confidence)
         for board in (together, apart):
             FirstHitting().fill(board)

@@ -51,17 +51,17 @@ def test_one_block_is_its_inner_sampler_token_for_token(inner):
         assert again[1:] == plain[1:]
 
 
-def at(process, *places):
-    """One for these places of every state."""
-    chances = torch.zeros(4**process.length, process.length, dtype=torch.float64)
-    chances[:, list(places)] = 1
-    return chances
+def at(process, *positions):
+    """One for these positions of every state."""
+    probabilities = torch.zeros(4**process.length, process.length, dtype=torch.float64)
+    probabilities[:, list(positions)] = 1
+    return probabilities
 
 
 @pytest.mark.parametrize("inner", [Ancestral(steps=3), FirstHitting(), Ordered()], ids=repr)
 def test_blocks_of_one_token_write_from_left_to_right(inner):
     process = inconsistent()
-    law = process.law(*(process.step(at(process, place)) for place in range(3)))
+    law = process.law(*(process.step(at(process, position)) for position in range(3)))
     sample = Blocks(inner=inner, size=1).sample(process.model, Canvas.blank(SAMPLES, 3, MASK), noise=Noise(1))
     assert_drawn_from(law, number(sample.tokens))
     assert sample.row_calls == 3 * SAMPLES
@@ -87,9 +87,9 @@ def test_a_window_shows_the_network_what_ends_with_the_block_and_no_more():
     full = states(4)
     blank, after = torch.full_like(full[:, :1], MASK), pair.p
     law = after[number(torch.cat([blank, blank], 1)), 0].gather(-1, full[:, :1].clamp_max(2))[:, 0]
-    for place in range(1, 4):
-        context = number(torch.cat([full[:, place - 1 : place], blank], 1))
-        law = law * after[context, 1].gather(-1, full[:, place : place + 1].clamp_max(2))[:, 0]
+    for position in range(1, 4):
+        context = number(torch.cat([full[:, position - 1 : position], blank], 1))
+        law = law * after[context, 1].gather(-1, full[:, position : position + 1].clamp_max(2))[:, 0]
     law[(full == MASK).any(-1)] = 0
     assert_drawn_from(law, number(tokens))
 
@@ -108,7 +108,7 @@ def test_rows_with_other_prompts_do_not_move_a_rows_blocks(inner, window):
     whole = sampler.sample(model, canvas, noise=Noise(4)).tokens
     assert MASK not in whole
     for i in range(len(rows)):
-        alone = Canvas(canvas.tokens[i : i + 1], canvas.frozen[i : i + 1], canvas.rows[i : i + 1])
+        alone = Canvas(canvas.tokens[i : i + 1], canvas.frozen[i : i + 1], canvas.sample_ids[i : i + 1])
         assert torch.equal(sampler.sample(model, alone, noise=Noise(4)).tokens[0], whole[i])
 
 
@@ -121,10 +121,10 @@ def test_a_block_sees_nothing_of_the_blanks_behind_it_filled():
         noise=Noise(5),
         watch=lambda view: order.append((view.step, view.steps, view.fresh.nonzero().tolist())),
     )
-    places = {row: [place for *_, fresh in order for r, place in fresh if r == row] for row in (0, 1)}
-    assert sorted(places[0][:2]) == [0, 1]
-    assert places[0][2] == 2
-    assert sorted(places[1]) == [1, 2]
+    positions = {row: [position for *_, fresh in order for r, position in fresh if r == row] for row in (0, 1)}
+    assert sorted(positions[0][:2]) == [0, 1]
+    assert positions[0][2] == 2
+    assert sorted(positions[1]) == [1, 2]
     assert [step for step, *_ in order] == list(range(len(order)))
     assert {steps for _, steps, _ in order} == {None}
 

@@ -60,15 +60,15 @@ def texts(length, regex):
 @settings(max_examples=80, deadline=None)
 @given(regexes, st.lists(st.sampled_from([*ALPHABET, None]), min_size=1, max_size=3), st.data())
 def test_a_token_is_allowed_exactly_where_the_hole_can_still_be_completed(regex, known, data):
-    place = data.draw(st.integers(0, len(known) - 1))
-    known[place] = None
+    position = data.draw(st.integers(0, len(known) - 1))
+    known[position] = None
     fitting = [
         text for text in texts(len(known), regex) if all(letter in (None, text[i]) for i, letter in enumerate(known))
     ]
     language = Pattern(regex).language(Spot(TOKENIZER))
     hole = [MASK if letter is None else int(TOKENIZER.encode(letter)[0]) for letter in known]
-    allowed = np.flatnonzero(language.allowed(hole, place)).tolist()
-    assert TOKENIZER.decode(allowed) == "".join(sorted({text[place] for text in fitting}, key=ALPHABET.index))
+    allowed = np.flatnonzero(language.allowed(hole, position)).tolist()
+    assert TOKENIZER.decode(allowed) == "".join(sorted({text[position] for text in fitting}, key=ALPHABET.index))
     assert language.among(range(1, 4)) == tuple(length for length in range(1, 4) if texts(length, regex))
 
 
@@ -108,7 +108,7 @@ def test_every_text_that_matches_is_reached_and_no_other(sampler, regex):
     rows = [[dash, *[MASK] * 4, MASK]] * 300
     held = tuple(Constraint(row, 1, 5, language) for row in range(300))
     canvas = Canvas.infilling(rows, MASK)
-    canvas = Canvas(canvas.tokens, canvas.frozen, canvas.rows, held)
+    canvas = Canvas(canvas.tokens, canvas.frozen, canvas.sample_ids, held)
     tokens = sampler.sample(uniform_model(TOKENIZER), canvas, noise=Noise(0)).tokens
     assert {TOKENIZER.decode(row[1:5]) for row in tokens.tolist()} == texts(4, regex)
     assert len(tokens[:, 5].unique()) > len(ALPHABET)  # what is free is free
@@ -119,9 +119,9 @@ def test_a_held_sample_is_the_same_alone_and_in_a_batch():
     canvas = Canvas.blank(5, 6, MASK)
     held = tuple(Constraint(row, 0, 6, language) for row in range(5))
     whole = Ancestral(steps=2).sample(
-        uniform_model(TOKENIZER), Canvas(canvas.tokens, canvas.frozen, canvas.rows, held), noise=Noise(1)
+        uniform_model(TOKENIZER), Canvas(canvas.tokens, canvas.frozen, canvas.sample_ids, held), noise=Noise(1)
     )
-    alone = Canvas(canvas.tokens[3:4], canvas.frozen[3:4], canvas.rows[3:4], held[:1])
+    alone = Canvas(canvas.tokens[3:4], canvas.frozen[3:4], canvas.sample_ids[3:4], held[:1])
     part = Ancestral(steps=2).sample(uniform_model(TOKENIZER), alone, noise=Noise(1))
     assert torch.equal(part.tokens, whole.tokens[3:4])
 
@@ -131,8 +131,8 @@ def test_a_held_sample_is_the_same_alone_and_in_a_batch():
 def test_digits_come_in_any_order(order, random, space):
     language = Digits().language(Spot(BPE, "a", space))
     hole = [BPE.mask_id] * 3
-    for place in order:
-        hole[place] = random.choice(np.flatnonzero(language.allowed(hole, place)).tolist())
+    for position in order:
+        hole[position] = random.choice(np.flatnonzero(language.allowed(hole, position)).tolist())
     assert re.fullmatch(" [0-9]+" if space else "[0-9]+", BPE.decode(hole))
 
 
@@ -142,8 +142,8 @@ def test_characters_may_be_split_among_tokens(order, random):
     language = Pattern("[äöü中]{2}").language(Spot(BPE))
     assert language.among(range(1, 9)) == (4, 5, 6)  # two or three bytes each, and no token has more
     hole = [BPE.mask_id] * 4
-    for place in order:
-        hole[place] = random.choice(np.flatnonzero(language.allowed(hole, place)).tolist())
+    for position in order:
+        hole[position] = random.choice(np.flatnonzero(language.allowed(hole, position)).tolist())
     assert re.fullmatch("[äöü中]{2}", BPE.decode(hole))
 
 
@@ -156,8 +156,8 @@ def test_positions_without_constraint_are_left_alone():
     assert torch.equal(out[0], logits[0])
     assert out[1].isfinite().nonzero().tolist() == [[int(TOKENIZER.encode("a")[0])]]
     assert out[2].isfinite().sum() == len(ALPHABET)
-    assert bound_sites(sites.row, sites.place, held).tolist() == [False, True, False]
-    assert not bound_sites(sites.row, sites.place, ()).any()
+    assert bound_sites(sites.row, sites.position, held).tolist() == [False, True, False]
+    assert not bound_sites(sites.row, sites.position, ()).any()
 
 
 def wordpiece(folder):

@@ -3,12 +3,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from adlm.samplers.sample_id import draw, inverse_cdf, race
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adlm.randomness import Noise
 from adlm.samplers import draw as module
-from adlm.samplers.draw import draw, inverse_cdf, race
 from tests.samplers.processes import assert_drawn_from
 
 
@@ -83,7 +83,7 @@ def test_gumbel_noise_in_float32_draws_rare_tokens_too_seldom_and_we_do_not():
 
     The noise of the likeliest of n rare tokens is made of the largest of n uniform numbers, so a race of a million
     is decided by two numbers. torch.rand gives multiples of 2^-24, and the largest of n of them is j 2^-24 or less
-    with chance ((j + 1) 2^-24)^n, by which it is drawn here.
+    with probability ((j + 1) 2^-24)^n, by which it is drawn here.
     """
     step = 2.0**-24
     single = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float32).double()
@@ -93,7 +93,7 @@ def test_gumbel_noise_in_float32_draws_rare_tokens_too_seldom_and_we_do_not():
     tail, n, draws = 0.01, 10**6, 100_000
     likely, rare = math.log(1 - tail), math.log(tail / n)
 
-    def share(largest, first):
+    def fraction(largest, first):
         noise = -torch.log(-torch.log(torch.stack([largest, first])))
         return (rare + noise[0] > likely + noise[1]).double().mean().item()
 
@@ -102,8 +102,8 @@ def test_gumbel_noise_in_float32_draws_rare_tokens_too_seldom_and_we_do_not():
     coarse = ((u ** (1 / n) / step).ceil() - 1).clamp_min(0) * step
     coarse_first = (first / step).floor() * step
     error = math.sqrt(tail * (1 - tail) / draws)
-    assert share(u.pow(1 / n), first) == pytest.approx(tail, abs=5 * error)
-    assert share(coarse, coarse_first) < tail - 10 * error
+    assert fraction(u.pow(1 / n), first) == pytest.approx(tail, abs=5 * error)
+    assert fraction(coarse, coarse_first) < tail - 10 * error
 
     logits = torch.full((1, n + 1), rare)
     logits[0, 0] = likely

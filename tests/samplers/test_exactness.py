@@ -109,7 +109,7 @@ def test_remasking_in_many_steps_with_exact_conditionals_gives_the_joint_law_bac
     assert_drawn_from(joint, drawn(Remasking(steps=64, rule=rule), process))
 
 
-def test_remasking_by_confidence_takes_back_sigma_max_tokens_a_row_the_least_sure_first():
+def test_remasking_by_confidence_takes_back_sigma_max_tokens_per_row_the_least_sure_first():
     seen = []
     Remasking(steps=20, rule=ByConfidence()).sample(
         inconsistent().model,
@@ -122,11 +122,11 @@ def test_remasking_by_confidence_takes_back_sigma_max_tokens_a_row_the_least_sur
     for step, (tokens, fresh, remasked) in enumerate(seen):
         t, s = 1 - step / 20, 1 - (step + 1) / 20
         visible = before != MASK
-        share = (-confidence).exp() / (-confidence).exp().sum(-1, keepdim=True).clamp_min(1e-12)
-        chance = torch.where(visible, share * min(1, (1 - (1 - s)) / max(1 - t, 1e-12)), 0.0)
+        fraction = (-confidence).exp() / (-confidence).exp().sum(-1, keepdim=True).clamp_min(1e-12)
+        probability = torch.where(visible, fraction * min(1, (1 - (1 - s)) / max(1 - t, 1e-12)), 0.0)
         assert not (remasked & ~visible).any()
         for sure in (confidence < 0.5, confidence >= 0.5):
-            expected, spread = chance[sure].sum(), (chance * (1 - chance))[sure].sum().sqrt()
+            expected, spread = probability[sure].sum(), (probability * (1 - probability))[sure].sum().sqrt()
             assert abs(remasked[sure].sum() - expected) <= 5 * spread + 1e-6
         p = inconsistent().p[number(before)]
         drawn_p = p.gather(-1, tokens.clamp_max(2)[..., None])[..., 0]
@@ -138,17 +138,17 @@ def test_remasking_by_confidence_takes_back_sigma_max_tokens_a_row_the_least_sur
 @pytest.mark.parametrize("steps", [5, 16])
 def test_remasking_keeps_the_share_of_visible_tokens_at_alpha(rule, steps):
     model = TableModel(VOCABULARY, lambda tokens: torch.zeros(*tokens.shape, 4))
-    sampler, shares = Remasking(steps=steps, rule=rule), []
+    sampler, fractions = Remasking(steps=steps, rule=rule), []
     sampler.sample(
         model,
         Canvas.blank(2000, 8, MASK),
         noise=Noise(1),
-        watch=lambda view: shares.append((view.tokens != MASK).double().mean().item()),
+        watch=lambda view: fractions.append((view.tokens != MASK).double().mean().item()),
     )
-    for step, share in enumerate(shares):
+    for step, fraction in enumerate(fractions):
         alpha = rule.step(1 - step / steps, 1 - (step + 1) / steps, sampler.schedule, torch.empty(0)).alpha_s
-        assert share == pytest.approx(alpha, abs=5 * math.sqrt(max(alpha * (1 - alpha), 1e-12) / 16_000))
-    assert shares[-1] == 1
+        assert fraction == pytest.approx(alpha, abs=5 * math.sqrt(max(alpha * (1 - alpha), 1e-12) / 16_000))
+    assert fractions[-1] == 1
 
 
 @pytest.mark.parametrize("schedule", [Geometric(), Clipped(), Cosine(0.3), LogLinear(0.1)], ids=repr)
@@ -171,7 +171,7 @@ def test_remasking_that_never_remasks_is_ancestral_draw_for_draw():
 
 @pytest.mark.parametrize("steps", [2, 4])
 def test_analytic_steps_reveal_by_the_models_own_total(steps):
-    """exp(logits) / (V - 1) sums to Z, which multiplies the chance to reveal."""
+    """exp(logits) / (V - 1) sums to Z, which multiplies the probability to reveal."""
     process = inconsistent()
     open_logits = process.logits[..., :MASK]
     for offset in (0.0, None, 1.5):  # Z = 1, as the table happens to have it, and far too large
@@ -182,8 +182,8 @@ def test_analytic_steps_reveal_by_the_models_own_total(steps):
         scaled, matrices = Process(logits), []
         for step in range(steps):
             last = step == steps - 1
-            chance = torch.ones_like(total) if last else (total / (steps - step)).clamp_max(1)
-            matrices.append(scaled.step(chance))
+            probability = torch.ones_like(total) if last else (total / (steps - step)).clamp_max(1)
+            matrices.append(scaled.step(probability))
         assert_drawn_from(scaled.law(*matrices), drawn(Analytic(steps=steps), scaled))
         if offset == 0.0:
             ancestral = process.law(*grid_steps(process, Never(), steps, LogLinear(0.0)))
@@ -202,8 +202,8 @@ def test_the_surest_position_first_has_its_enumerated_law(order):
     top = p.sort(-1, descending=True).values
     sureness = (p * p.log()).sum(-1) if isinstance(order, LeastEntropy) else top[..., 0] - top[..., 1]
     first = sureness.masked_fill(~process.blank, -torch.inf).argmax(-1)
-    chances = torch.nn.functional.one_hot(first, 3) * process.blank
-    law = process.law(*[process.one_at(chances.double())] * 3)
+    probabilities = torch.nn.functional.one_hot(first, 3) * process.blank
+    law = process.law(*[process.one_at(probabilities.double())] * 3)
     assert_drawn_from(law, drawn(Ordered(order=order, pace=PerStep(1)), process))
     with pytest.raises(AssertionError):
         assert_drawn_from(process.in_any_order(), drawn(Ordered(order=order, pace=PerStep(1)), process))

@@ -33,9 +33,9 @@ row_of_logits = st.lists(
 ).filter(lambda row: max(row) > -math.inf)
 
 
-def filtered(each, row, *, tokens=(0,), place=0):
+def filtered(each, row, *, tokens=(0,), position=0):
     logits = torch.tensor([row, row[::-1]], dtype=torch.float64)
-    sites = Sites(torch.tensor([tokens, tokens]), torch.tensor([0, 1]), torch.tensor([place, place]))
+    sites = Sites(torch.tensor([tokens, tokens]), torch.tensor([0, 1]), torch.tensor([position, position]))
     kept = logits.clone()
     out = each(logits, sites)
     assert torch.equal(logits, kept), "filters do not write into what they are given"
@@ -50,7 +50,7 @@ def only(row, tokens):
     return [value if token in tokens else -math.inf for token, value in enumerate(row)]
 
 
-def shares(row):
+def fractions(row):
     total = math.fsum(math.exp(value) for value in row)
     return [math.exp(value) / total for value in row]
 
@@ -76,9 +76,9 @@ def test_temperature_divides(row, value):
 @settings(max_examples=60, deadline=None)
 @given(row_of_logits, st.floats(0.01, 0.99), st.booleans())
 def test_top_p_keeps_what_a_full_sort_keeps_by_either_rule(row, p, keep_crossing):
-    share, kept, before = shares(row), [], 0.0
+    fraction, kept, before = fractions(row), [], 0.0
     for token in ranked(row):
-        after = before + share[token]
+        after = before + fraction[token]
         if abs(after - p) < 1e-9 or abs(before - p) < 1e-9:
             return  # rounding decides
         if not kept or (before < p if keep_crossing else after <= p):
@@ -115,8 +115,8 @@ def test_the_two_rules_of_top_p_differ_by_the_crossing_token():
 @settings(max_examples=60, deadline=None)
 @given(row_of_logits, st.floats(0.001, 1))
 def test_min_p_keeps_tokens_by_their_ratio_to_the_likeliest(row, p):
-    share = shares(row)
-    ratios = [x / max(share) for x in share]
+    fraction = fractions(row)
+    ratios = [x / max(fraction) for x in fraction]
     if any(abs(ratio - p) < 1e-9 for ratio in ratios if ratio != 1):
         return
     assert filtered(MinP(p), row) == only(row, [token for token, ratio in enumerate(ratios) if ratio >= p])
@@ -142,7 +142,7 @@ def test_banned_and_allowed_tokens(row, data):
 @given(row_of_logits, st.data())
 def test_a_forced_token_is_drawn_at_its_place_alone_even_if_it_was_excluded(row, data):
     token = data.draw(st.integers(0, len(row) - 1))
-    there, elsewhere = (filtered(Forced(2, token), row, place=place) for place in (2, 1))
+    there, elsewhere = (filtered(Forced(2, token), row, position=position) for position in (2, 1))
     assert [i for i, x in enumerate(there) if x > -math.inf] == [token]
     assert elsewhere == row
 

@@ -23,15 +23,15 @@ RULES = {
 @functools.cache
 def official_logits():
     model, _ = official("continuous")
-    with model.frozen():
+    with model.inference_weights():
         return model.logits(model.features(EXPECTED["reverse.xt"]).final[0]).double()
 
 
 def reverse_step(sampler, t, p):
     """Our distribution of each token of the row after a step, the official one, and where the row is blank."""
     tokens, logits = EXPECTED["reverse.xt"], official_logits()
-    places = torch.arange(tokens.shape[1])
-    kept = TopP(p, keep_crossing=False)(logits, Sites(tokens, torch.zeros_like(places), places))
+    positions = torch.arange(tokens.shape[1])
+    kept = TopP(p, keep_crossing=False)(logits, Sites(tokens, torch.zeros_like(positions), positions))
     step = RULES[sampler].step(t, t - 1 / 64, Remasking().schedule, torch.full(tokens.shape, torch.inf))
     mask = one_hot(torch.tensor(MASK), 39)
     blank = tokens[0] == MASK
@@ -55,7 +55,8 @@ def test_reverse_steps_are_the_official_ones(sampler, t, p):
 
 
 def test_official_forward_backward_steps_leave_the_posterior_near_the_end_and_ours_stay_within():
-    """Where s < dt their sigma exceeds sigma_max and the chance to stay masked falls below 0. On a grid that is the
+    """Where s < dt their sigma exceeds sigma_max and the probability to stay masked falls below 0. On a grid that is
+    the
     last step alone, in which nothing may be masked again."""
     ours, theirs, blank = reverse_step("forward-backward", 0.03, 1.0)
     assert (theirs[blank, MASK] < -0.01).all()

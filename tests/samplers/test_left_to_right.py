@@ -50,17 +50,17 @@ ROWS = [
 
 
 def rows_of(canvas, chosen):
-    return Canvas(canvas.tokens[chosen], canvas.frozen[chosen], canvas.rows[chosen])
+    return Canvas(canvas.tokens[chosen], canvas.frozen[chosen], canvas.sample_ids[chosen])
 
 
 def plain(model, canvas, noise, sampler):
     """Without a cache: the whole row again for every token."""
     length = canvas.tokens.shape[1]
-    with model.frozen():
+    with model.inference_weights():
         board = sampler.board(model, canvas, noise=noise)
-        for place in range(length):
-            board.look(slice(0, place + 1))
-            board.reveal(board.blank & (torch.arange(length) == place), 0.0)
+        for position in range(length):
+            board.look(slice(0, position + 1))
+            board.reveal(board.blank & (torch.arange(length) == position), 0.0)
         return board.sample()
 
 
@@ -82,7 +82,9 @@ def test_the_cache_does_not_change_a_token(name, seed):
     name=st.sampled_from(["AR", "A2R"]),
 )
 def test_any_canvas_is_filled_as_by_the_plain_loop(frozen, name):
-    canvas = Canvas.infilling([[place % 6 if given else MASK for place, given in enumerate(r)] for r in frozen], MASK)
+    canvas = Canvas.infilling(
+        [[position % 6 if given else MASK for position, given in enumerate(r)] for r in frozen], MASK
+    )
     expected = plain(MODELS[name], canvas, Noise(7), LeftToRight())
     assert torch.equal(LeftToRight().sample(MODELS[name], canvas, noise=Noise(7)).tokens, expected.tokens)
 
@@ -158,7 +160,7 @@ def test_watchers_see_every_place_and_every_blank_filled_once():
     canvas = Canvas.infilling(ROWS, MASK)
     views = []
     LeftToRight().sample(MODELS["AR"], canvas, noise=Noise(5), watch=views.append, stop=STOP)
-    assert [(view.step, view.steps) for view in views] == [(place, 8) for place in range(8)]
+    assert [(view.step, view.steps) for view in views] == [(position, 8) for position in range(8)]
     assert torch.equal(torch.stack([view.fresh for view in views]).sum(0), (~canvas.frozen).long())
     assert not any(view.remasked.any() for view in views)
 
@@ -178,12 +180,12 @@ def test_samples_have_the_law_of_the_model(config):
     found = torch.tensor([counts[tuple(text)] for text in texts.tolist()])
     expected = 20_000 * p
     assert expected.min() > 5
-    limit = 26 * (1 - 2 / (9 * 26) + 4.3 * math.sqrt(2 / (9 * 26))) ** 3  # above this with chance about 1e-5
+    limit = 26 * (1 - 2 / (9 * 26) + 4.3 * math.sqrt(2 / (9 * 26))) ** 3  # above this with probability about 1e-5
     assert ((found - expected) ** 2 / expected).sum() < limit
 
 
-def test_learned_places_end_where_they_end():
+def test_learned_positions_end_where_they_end():
     model = built(OneStageConfig(STACK, positions=4))
     assert LeftToRight().sample(model, Canvas.blank(1, 4, MASK), noise=Noise(0)).tokens.shape == (1, 4)
-    with pytest.raises(ConfigError, match="learned 4 places"):
+    with pytest.raises(ConfigError, match="learned 4 positions"):
         LeftToRight().sample(model, Canvas.blank(1, 5, MASK), noise=Noise(0))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
@@ -130,7 +130,7 @@ def test_a_name_is_a_sampler(name, made):
         (None, {"steps": None, "top_p": None, "alg": None}, Ancestral()),
     ],
 )
-def test_options_reach_their_places(name, options, made):
+def test_options_reach_their_positions(name, options, made):
     assert sampler_for(MASKED, name, options) == made
 
 

@@ -26,7 +26,7 @@ from adlm.samplers.paces import Ranked
 from tests.conftest import TableModel
 from tests.samplers.processes import MASK, VOCABULARY, assert_drawn_from, inconsistent, networks, number, states
 
-# Three places, whatever stands around them. Entropies 0.69, 0.95, 0.74; margins 0, 0.4, 0.11.
+# Three positions, whatever stands around them. Entropies 0.69, 0.95, 0.74; margins 0, 0.4, 0.11.
 P = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.6, 0.2, 0.2, 0.0], [0.55, 0.44, 0.01, 0.0]], dtype=torch.float64)
 
 
@@ -47,7 +47,7 @@ def order_of(sampler, seed=0):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_places_come_by_entropy_and_by_margin(seed):
+def test_positions_come_by_entropy_and_by_margin(seed):
     assert order_of(Ordered(order=LeastEntropy(), pace=PerStep(1)), seed) == [[0], [2], [1]]
     assert order_of(Ordered(order=Margin(), pace=PerStep(1)), seed) == [[1], [2], [0]]
     assert order_of(Ordered(order=LeastEntropy(), pace=PerStep(2)), seed) == [[0, 2], [1]]
@@ -56,14 +56,14 @@ def test_places_come_by_entropy_and_by_margin(seed):
     assert order_of(Ordered((Temperature(0.0),), order=Confidence(), pace=PerStep(1)), seed) == [[1], [2], [0]]
 
 
-def test_places_come_by_the_probability_of_what_was_drawn_there():
+def test_positions_come_by_the_probability_of_what_was_drawn_there():
     """The law of drawing everywhere and keeping the surest draw, by enumeration."""
     process = inconsistent()
     step = torch.zeros(64, 64, dtype=torch.float64)
     for x, state in enumerate(states(3).tolist()):
-        blanks = [place for place in range(3) if state[place] == MASK]
+        blanks = [position for position in range(3) if state[position] == MASK]
         for tokens in itertools.product(range(3), repeat=len(blanks)):
-            sureness = [process.p[x, place, token].item() for place, token in zip(blanks, tokens, strict=True)]
+            sureness = [process.p[x, position, token].item() for position, token in zip(blanks, tokens, strict=True)]
             after = list(state)
             if blanks:
                 best = sureness.index(max(sureness))
@@ -153,8 +153,8 @@ def test_models_that_are_told_the_time_are_told_the_share_of_masks_they_see():
     model.features = lambda tokens, t, **rest: told.append(t.tolist()) or features(tokens, t, **rest)
     rows = [[MASK] * 4, [1, 1, MASK, MASK]]
     Ordered(pace=PerStep(1)).sample(model, Canvas.infilling(rows, MASK), noise=Noise(0))
-    shares = [[1, 0.5], [0.75, 0.25], [0.5], [0.25]]
-    assert all(pytest.approx(row, abs=2e-3) == step for row, step in zip(shares, told, strict=True))
+    fractions = [[1, 0.5], [0.75, 0.25], [0.5], [0.25]]
+    assert all(pytest.approx(row, abs=2e-3) == step for row, step in zip(fractions, told, strict=True))
     told.clear()
     Blocks(inner=Ordered(pace=PerStep(1)), size=2).sample(model, Canvas.blank(1, 4, MASK), noise=Noise(0))
     assert [t for step in told for t in step] == pytest.approx([1, 0.75, 0.5, 0.25], abs=2e-3)

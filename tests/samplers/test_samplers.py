@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.diffusion.schedule import Cosine
 from adlm.errors import ConfigError
 from adlm.models.language_model import Vocabulary
@@ -43,8 +43,8 @@ from adlm.samplers import (
     Temperature,
     TopK,
     TopP,
-    board,
 )
+from adlm.samplers import state as samplers_state
 from tests.conftest import TableModel
 from tests.samplers.processes import MASK, VOCABULARY, inconsistent, networks
 
@@ -96,7 +96,7 @@ ROWS = [
 
 def chosen(canvas, rows):
     rows = torch.tensor(rows)
-    return Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.rows[rows])
+    return Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.sample_ids[rows])
 
 
 @pytest.mark.parametrize(("kind", "sampler"), [("mdlm", Ancestral(steps=5)), ("mdlm", FirstHitting()), *PAIRS[-4:]])
@@ -104,7 +104,7 @@ def test_samples_have_numbers_and_differ(kind, sampler):
     canvas = Canvas.blank(20, 7, MASK)
     tokens = sampler.sample(model_of(kind), canvas, noise=Noise(3)).tokens
     assert len(tokens.unique(dim=0)) > 10
-    canvas = Canvas(canvas.tokens, canvas.frozen, canvas.rows + 20)
+    canvas = Canvas(canvas.tokens, canvas.frozen, canvas.sample_ids + 20)
     assert not torch.equal(sampler.sample(model_of(kind), canvas, noise=Noise(3)).tokens, tokens)
 
 
@@ -173,9 +173,9 @@ class Counting(TableModel):
         super().__init__(VOCABULARY, process.model.table)
         self.rows, self.asked = [], []
 
-    def _features(self, tokens, t, segments, wanted):
+    def _features(self, tokens, t, segments, output_mask):
         self.rows.append(len(tokens))
-        return super()._features(tokens, t, segments, wanted)
+        return super()._features(tokens, t, segments, output_mask)
 
     def logits(self, final):
         assert final.ndim == 2
@@ -253,7 +253,7 @@ def check_slices(monkeypatch, sampler, model):
     assert all(len(shape) == 2 for shape in made), "never [B, L, V]"
     largest = max(shape[0] for shape in made)
     made.clear()
-    monkeypatch.setattr(board, "SLICE", 25)  # two positions
+    monkeypatch.setattr(samplers_state, "SLICE", 25)  # two positions
     assert torch.equal(sampler.sample(model, canvas, noise=Noise(7)).tokens, whole)
     assert max(shape[0] for shape in made) <= 2 < largest
 

@@ -20,7 +20,7 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
-from adlm.serve.limits import Limits
+from adlm.serve.limits import ServerLimits
 from adlm.text_model import TextModel
 
 TEXTS = ["the cat sat on the mat. the dog sat on the log. a bird saw the cat and the dog, and flew away."] * 4
@@ -65,6 +65,6 @@ def engine(models: dict[str, TextModel]) -> Iterator[Engine]:
 
 @pytest.fixture
 def client(models: dict[str, TextModel]) -> Iterator[TestClient]:
-    limits = Limits(running=8, waiting=8, tokens=64, steps=64, n=4, body=1 << 14, seconds=20, guesses=5)
+    limits = ServerLimits(running=8, waiting=8, tokens=64, steps=64, n=4, body=1 << 14, seconds=20, guesses=5)
     with TestClient(make_app(Engine(models, limits)), base_url=HERE) as client:
         yield client

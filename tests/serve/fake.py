@@ -59,7 +59,7 @@ class Fake:
     def tokens(self, request: Json) -> list[Token]:
         """The canvas that a request asks for. A word's number is its place in the list, or a checksum of it."""
         if request.get("canvas") is not None:
-            return [token for place in request["canvas"] for token in self.place(place)]
+            return [token for position in request["canvas"] for token in self.position(position)]
         if request.get("text") is None:
             prompt = [(self.number(word), word) for _, word in _PARTS.findall(request.get("prompt", ""))]
             return [*prompt, *[(None, "")] * (request.get("max_tokens") or 5)]
@@ -68,11 +68,11 @@ class Fake:
             found += [(None, "")] * int(size) if size else [(self.number(word), word)]
         return found
 
-    def place(self, place: int | str | None) -> list[Token]:
+    def position(self, position: int | str | None) -> list[Token]:
         """Of a canvas: a number, a blank, or a text of several words."""
-        if isinstance(place, str):
-            return [(self.number(word), word) for _, word in _PARTS.findall(place)]
-        return [(place, "" if place is None else self.word(place))]
+        if isinstance(position, str):
+            return [(self.number(word), word) for _, word in _PARTS.findall(position)]
+        return [(position, "" if position is None else self.word(position))]
 
     def number(self, word: str) -> int:
         self.words = self.words if word in self.words else (*self.words, word)
@@ -83,14 +83,14 @@ class Fake:
 
     def events(self, request: Json) -> Iterator[Json]:
         canvas = self.tokens(request)
-        open_places = [i for i, (number, _) in enumerate(canvas) if number is None]
+        open_positions = [i for i, (number, _) in enumerate(canvas) if number is None]
         shown = [[number, text, "blank" if number is None else "given"] for number, text in canvas]
         if request.get("canvas") is None:
             shown += [[FILLING, "·", "given"]] * self.tail
-        typed = [len(self.place(place)) for place in request.get("canvas") or () if isinstance(place, str)]
-        yield {"type": "canvas", "tokens": shown, "steps": len(open_places), "anchored": True, "typed": typed}
+        typed = [len(self.position(position)) for position in request.get("canvas") or () if isinstance(position, str)]
+        yield {"type": "canvas", "tokens": shown, "steps": len(open_positions), "anchored": True, "typed": typed}
         count = self.count
-        chosen = {place: (place + request["seed"]) % count for place in open_places}
+        chosen = {position: (position + request["seed"]) % count for position in open_positions}
         guesses = [
             [i, [[self.words[k], 0.6], [self.words[(k + 1) % count], 0.3]], [[self.words[k], 0.9]]]
             for i, k in chosen.items()
@@ -98,11 +98,11 @@ class Fake:
         yield {"type": "step", "step": 0, "changes": [], "guesses": guesses, "anchors": []}
         anchors: list[int] = []
         end = self.ends_at if self.ends_at is not None and self.ends_at < len(canvas) else len(canvas)
-        for step, place in enumerate(reversed([place for place in open_places if place < end]), 1):
-            anchors += [place] if place % 3 == 1 else []
-            change = [place, chosen[place], self.words[chosen[place]]]
+        for step, position in enumerate(reversed([position for position in open_positions if position < end]), 1):
+            anchors += [position] if position % 3 == 1 else []
+            change = [position, chosen[position], self.words[chosen[position]]]
             yield {"type": "step", "step": step, "changes": [change], "guesses": [], "anchors": list(anchors)}
-        yield {"type": "done", "text": "…", "seconds": 0.25, "calls": len(open_places), "length": end}
+        yield {"type": "done", "text": "…", "seconds": 0.25, "calls": len(open_positions), "length": end}
 
 
 class _Handler(BaseHTTPRequestHandler):

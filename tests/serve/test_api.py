@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
-from adlm.serve.limits import Limits
+from adlm.serve.limits import ServerLimits
 from adlm.serve.requests import GenerateRequest
 from tests.serve.conftest import HERE, tiny
 
@@ -30,8 +30,8 @@ def error_of(response) -> dict:
 def replayed(found: list[dict]) -> list[int | None]:
     canvas = [token for token, _, _ in found[0]["tokens"]]
     for event in found[1:-1]:
-        for place, token, _ in event["changes"]:
-            canvas[place] = token
+        for position, token, _ in event["changes"]:
+            canvas[position] = token
     return canvas
 
 
@@ -53,10 +53,10 @@ def test_events_replay_to_the_text_that_generate_writes(client, models, kind):
 def test_both_stages_tell_what_they_expect_at_blanks(client):
     found = events(client.post("/v1/generate", json={"text": "the [MASK:4] sat", "guesses": 2, "steps": 6}).text)
     said = [guess for event in found[1:-1] for guess in event["guesses"]]
-    assert {place for place, *_ in said} == {1, 2, 3, 4}
+    assert {position for position, *_ in said} == {1, 2, 3, 4}
     assert all(len(anchor) == len(final) == 2 for _, anchor, final in said)
     assert all(0 <= p <= 1 for _, anchor, final in said for _, p in anchor + final)
-    written = {place for event in found[1:-1] for place, *_ in event["changes"]}
+    written = {position for event in found[1:-1] for position, *_ in event["changes"]}
     assert all(set(event["anchors"]) <= {0, 5, 6} | written for event in found[1:-1])
     none = events(client.post("/v1/generate", json={"text": "the [MASK:4] sat", "guesses": 0, "steps": 6}).text)
     assert not any(event["guesses"] for event in none[1:-1])
@@ -89,9 +89,9 @@ def test_anchors_that_are_told_are_those_that_the_anchor_stage_foresaw(client):
         found = events(client.post("/v1/generate", json={"text": "the [MASK:8] sat", "seed": seed}).text)
         foreseen, texts = {}, {}
         for event in found[1:-1]:
-            foreseen |= {place: anchor[0][0] for place, anchor, _ in event["guesses"]}
-            texts |= {place: text for place, _, text in event["changes"]}
-            assert all(foreseen[place] == texts[place] for place in event["anchors"])
+            foreseen |= {position: anchor[0][0] for position, anchor, _ in event["guesses"]}
+            texts |= {position: text for position, _, text in event["changes"]}
+            assert all(foreseen[position] == texts[position] for position in event["anchors"])
         marked += len(found[-2]["anchors"])
     assert 0 < marked < 32
 
@@ -226,7 +226,7 @@ def test_holes_of_any_length_by_the_thousand_are_refused_at_once(client):
 
 
 def test_holes_count_against_the_limit_of_tokens(models):
-    with TestClient(make_app(Engine(models, Limits(tokens=8))), base_url=HERE) as client:
+    with TestClient(make_app(Engine(models, ServerLimits(tokens=8))), base_url=HERE) as client:
         assert client.post("/v1/infill", json={"text": "[MASK:8]"}).status_code == 200
         response = client.post("/v1/infill", json={"text": "[MASK:9]"})
     assert response.status_code == 400
@@ -311,7 +311,7 @@ def test_metrics_count_answers_and_passes(client):
 def test_a_full_queue_answers_429_with_a_time_to_come_back(models):
     from fastapi.testclient import TestClient
 
-    engine, go = Engine({"adlm": models["adlm"]}, Limits(running=1, waiting=0)), threading.Event()
+    engine, go = Engine({"adlm": models["adlm"]}, ServerLimits(running=1, waiting=0)), threading.Event()
     with TestClient(make_app(engine), base_url=HERE) as client:
         (job,) = engine.submit("adlm", [lambda model, _: go.wait(10)])
         response = client.post("/v1/score", json={"text": "a"})

@@ -14,7 +14,7 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.serve.batcher import Batcher, Cancelled, Ticket
 from adlm.serve.engine import Engine
-from adlm.serve.limits import Limits, Refused
+from adlm.serve.limits import RequestRefused, ServerLimits
 from adlm.text_model import TextModel
 from tests.serve.conftest import tiny
 
@@ -123,12 +123,12 @@ def test_a_cancelled_request_makes_no_further_pass(engine):
 
 
 def test_a_request_given_up_while_it_waits_makes_room_at_once(models):
-    engine, go_on = Engine(models, Limits(running=1, waiting=1)), threading.Event()
+    engine, go_on = Engine(models, ServerLimits(running=1, waiting=1)), threading.Event()
     engine.start()
     try:
         (first,) = engine.submit("adlm", [lambda model, ticket: go_on.wait(10)])
         (second,) = engine.submit("adlm", [lambda model, ticket: pytest.fail("it was given up")])
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             engine.submit("adlm", [lambda model, ticket: None])
         second.cancel()
         assert second.future.cancelled()
@@ -145,7 +145,7 @@ def test_a_request_given_up_while_it_waits_makes_room_at_once(models):
 
 
 def test_a_future_cancelled_from_outside_costs_no_thread(models):
-    engine, go_on = Engine(models, Limits(running=1, waiting=2)), threading.Event()
+    engine, go_on = Engine(models, ServerLimits(running=1, waiting=2)), threading.Event()
     engine.start()
     try:
         engine.submit("adlm", [lambda model, ticket: go_on.wait(10)])
@@ -162,10 +162,10 @@ def test_a_future_cancelled_from_outside_costs_no_thread(models):
 
 
 def test_a_request_ends_at_its_time_limit(models):
-    engine = Engine({"adlm": models["adlm"]}, Limits(seconds=1))
+    engine = Engine({"adlm": models["adlm"]}, ServerLimits(seconds=1))
     engine.start()
     (job,) = engine.submit("adlm", [lambda model, _: [model.generate(seed=i) for i in range(100_000)]])
-    with pytest.raises(Refused, match="not done after 1 seconds") as caught:
+    with pytest.raises(RequestRefused, match="not done after 1 seconds") as caught:
         job.future.result(20)
     engine.close()
     assert caught.value.status == 408
@@ -173,11 +173,11 @@ def test_a_request_ends_at_its_time_limit(models):
 
 
 def test_the_queue_is_bounded_and_takes_all_of_a_request_or_none(models):
-    engine = Engine({"adlm": models["adlm"]}, Limits(running=1, waiting=2))
+    engine = Engine({"adlm": models["adlm"]}, ServerLimits(running=1, waiting=2))
     engine.start()
     go = threading.Event()
     jobs = engine.submit("adlm", [lambda model, _: go.wait(10)] * 2)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         engine.submit("adlm", [lambda model, _: True] * 2)
     assert caught.value.status == 429
     assert 1 <= int(caught.value.headers["Retry-After"]) <= 60
@@ -217,7 +217,7 @@ def test_what_is_wrong_with_one_request_is_not_felt_by_others(models):
 @given(st.data())
 def test_passes_together_equal_passes_alone(data):
     """Any lengths, any segments, wanted or not, one or two stages."""
-    from adlm.serve.batcher import Rows, _apart, _pass, _together
+    from adlm.serve.batcher import NetworkInput, _apart, _pass, _together
 
     network = data.draw(st.sampled_from([MODELS["adlm"], MODELS["mdlm"]])).network
     kinds = ("features", "anchor_stage", "denoise") if network.anchor_head is not None else ("features",)
@@ -228,13 +228,13 @@ def test_passes_together_equal_passes_alone(data):
         rows, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
         tokens = torch.randint(0, 200, (rows, length), generator=generator)
         segments = torch.zeros_like(tokens) if data.draw(st.booleans()) else None
-        wanted = torch.rand(rows, length, generator=generator) < 0.5 if data.draw(st.booleans()) else None
+        output_mask = torch.rand(rows, length, generator=generator) < 0.5 if data.draw(st.booleans()) else None
         with torch.no_grad():
             stage = network.anchor_stage(tokens) if kind == "denoise" else None
         if kind == "anchor_stage":
-            wanted = None
-        parts.append(Rows(tokens, None, segments, wanted, stage))
-    with network.frozen():
+            output_mask = None
+        parts.append(NetworkInput(tokens, None, segments, output_mask, stage))
+    with network.inference_weights():
         alone = [_pass(network, kind, part) for part in parts]
         together = _together(parts, network.vocabulary.mask_id)
         found = _apart(parts, together, _pass(network, kind, together))
@@ -247,7 +247,7 @@ def test_passes_together_equal_passes_alone(data):
 @given(st.data())
 def test_left_to_right_rows_read_together_as_they_do_alone(data):
     """Caches of any lengths and rows, over several tokens, with and without a short convolution."""
-    from adlm.serve.reading import Reading, read_together
+    from adlm.serve.reading import CachedReading, read_together
 
     network = READERS[data.draw(st.sampled_from(sorted(READERS)))]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
@@ -260,7 +260,7 @@ def test_left_to_right_rows_read_together_as_they_do_alone(data):
             network.extend(tokens, caches[-1])
     for _ in range(3):
         news = [torch.randint(0, 200, (cache.rows, 1), generator=generator) for cache in alone]
-        found = read_together(network, [Reading(new, cache) for new, cache in zip(news, together, strict=True)])
+        found = read_together(network, [CachedReading(new, cache) for new, cache in zip(news, together, strict=True)])
         for new, cache, other in zip(news, alone, found, strict=True):
             one = network.extend(new, cache)
             assert torch.allclose(one.final, other.final, atol=1e-5)
@@ -269,17 +269,19 @@ def test_left_to_right_rows_read_together_as_they_do_alone(data):
 
 
 def test_a_pass_that_fails_leaves_the_caches_as_they_were(models):
-    from adlm.serve.reading import Reading, read_together
+    from adlm.serve.reading import CachedReading, read_together
 
     network = models["ar"].network
     caches = [network.cache(1, 8) for _ in range(2)]
     for cache in caches:
         network.extend(torch.tensor([[1, 2]]), cache)
     with pytest.raises(IndexError):
-        read_together(network, [Reading(torch.tensor([[3]]), caches[0]), Reading(torch.tensor([[9999]]), caches[1])])
+        read_together(
+            network, [CachedReading(torch.tensor([[3]]), caches[0]), CachedReading(torch.tensor([[9999]]), caches[1])]
+        )
     assert [cache.length for cache in caches] == [3, 3]
     expected = network.extend(torch.tensor([[1, 2, 3]]), network.cache(1, 8)).final
-    (found,) = read_together(network, [Reading(torch.tensor([[3]]), caches[0])])
+    (found,) = read_together(network, [CachedReading(torch.tensor([[3]]), caches[0])])
     assert torch.allclose(found.final, expected, atol=1e-5)
 
 

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from adlm.errors import ConfigError
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
-from adlm.serve.limits import Limits
+from adlm.serve.limits import ServerLimits
 from adlm.serve.running import Service, names_for
 from tests.serve.conftest import HERE
 
@@ -24,7 +24,7 @@ def test_other_machines_are_served_only_with_a_key(host):
 
 def test_no_request_may_ask_for_more_texts_than_are_written_at_once():
     with pytest.raises(ConfigError, match="64 at once"):
-        Limits(n=65)
+        ServerLimits(n=65)
 
 
 def test_the_key_is_asked_on_every_route(models):

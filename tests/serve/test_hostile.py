@@ -10,10 +10,10 @@ from fastapi.testclient import TestClient
 
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
-from adlm.serve.limits import Limits
+from adlm.serve.limits import ServerLimits
 from tests.serve.conftest import HERE
 
-LIMITS = Limits(running=4, waiting=4, tokens=8, steps=4, n=2, body=1 << 13, seconds=20, guesses=3)
+LIMITS = ServerLimits(running=4, waiting=4, tokens=8, steps=4, n=2, body=1 << 13, seconds=20, guesses=3)
 ODD: list[Any] = [
     None,
     True,

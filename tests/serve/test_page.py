@@ -61,8 +61,8 @@ def text_of(page, lane=0):
     return page.locator(".lane").nth(lane).locator(".token:not(.masked) .shown").all_text_contents()
 
 
-def choose(page, place, item):
-    page.locator(f'.token[data-place="{place}"]').click()
+def choose(page, position, item):
+    page.locator(f'.token[data-place="{position}"]').click()
     page.locator(".menu").get_by_role("button", name=item, exact=True).click()
 
 
@@ -229,7 +229,7 @@ def test_what_is_behind_the_end_is_no_part_of_the_text_and_can_be_written_later(
     assert len(text_of(page)) == 7
 
 
-def test_going_on_is_by_chance_of_its_own_each_time(opened):
+def test_going_on_is_by_probability_of_its_own_each_time(opened):
     page, fake = opened()
     run(page)
     choose(page, 3, "Keep")

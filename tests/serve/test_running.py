@@ -25,17 +25,17 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not
 
 @linux
 def test_connections_are_spread_over_the_sockets_of_workers():
-    counts = shares(64)
+    counts = fractions(64)
     assert sum(counts) == 64
-    assert min(counts) >= 12  # binomial: fewer are a chance of 2e-7
+    assert min(counts) >= 12  # binomial: fewer are a probability of 2e-7
 
 
 @linux
 def test_a_worker_that_is_not_ready_is_given_no_connections():
-    assert shares(32, listens=False) == [32, 0]
+    assert fractions(32, listens=False) == [32, 0]
 
 
-def shares(connections: int, *, listens: bool = True) -> list[int]:
+def fractions(connections: int, *, listens: bool = True) -> list[int]:
     """How many connections each of two sockets has, of which the second may not listen yet."""
     service = Service({"m": "m"}, port=0, workers=2)
     with contextlib.ExitStack() as stack:

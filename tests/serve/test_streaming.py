@@ -10,7 +10,7 @@ import pytest
 
 from adlm.serve.batcher import Cancelled, Ticket
 from adlm.serve.engine import Job
-from adlm.serve.limits import Refused
+from adlm.serve.limits import RequestRefused
 from adlm.serve.streaming import _SPARE, _UNREAD, Events, Stream, results
 
 
@@ -20,7 +20,7 @@ def test_who_is_gone_is_no_failure_of_the_server_and_the_work_is_given_up():
             return True
 
     job: Job[None] = Job(Future(), Ticket(time.monotonic() + 60))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         asyncio.run(results(Gone(), [job]))
     assert caught.value.status == 499
     assert job.ticket.cancelled

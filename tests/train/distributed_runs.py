@@ -19,15 +19,15 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
+from adlm.train.fit import fit
 from adlm.train.optimizer import AdamW, Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.sitting import Fitted
-from adlm.train.trainer import fit
+from adlm.train.trainer import TrainResult
 from adlm.types import Batch, LossTerms
 
 STACK = StackConfig(width=32, heads=2, layers=2, dropout=0.1, condition=16)
 # Four micro-batches of two rows: four on one process, two on each of two.
-TRAIN = TrainConfig(steps=6, tokens=8 * 16, micro_rows=2, ema=0.9, optimizer=AdamW(lr=2e-3))
+TRAIN = TrainConfig(steps=6, tokens_per_step=8 * 16, micro_batch_size=2, ema_decay=0.9, optimizer=AdamW(lr=2e-3))
 DATA = Synthetic(vocabulary=60, length=16, count=64)
 
 
@@ -43,7 +43,7 @@ class Poisoned(Nelbo):
 
 
 def _run(name: str, network, objective, train=TRAIN) -> Run:
-    settings = ValidationConfig(every=3, rows=11, draws=2, micro_rows=2)
+    settings = ValidationConfig(every=3, num_rows=11, draws=2, micro_batch_size=2)
     return Run(name, DATA, network, objective, train, settings, CheckpointConfig(every=3))
 
 
@@ -67,11 +67,11 @@ RUNS = {
 def sample(model: LanguageModel, config, tokenizer, step: int) -> list[str]:
     """Something that takes several passes, and says what came out."""
     tokens = torch.arange(4)[None] % config.vocabulary.size
-    with model.frozen():
+    with model.inference_weights():
         return [f"{model.logits(model.features(tokens).final[0]).max().item():.5f}" for _ in range(2)]
 
 
-def trained(name: str, folder: Path, *, shard: bool = False) -> Fitted:
+def trained(name: str, folder: Path, *, shard: bool = False) -> TrainResult:
     return fit(RUNS[name], folder, device="cpu", shard=shard, sample=sample, say=lambda text: None)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.data.synthetic import Synthetic
 from adlm.diffusion.corruption import CountMasking
 from adlm.models.language_model import LanguageModel
@@ -28,12 +28,12 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.randomness import Noise
+from adlm.train.fit import CHECKPOINTS, fit
 from adlm.train.folder import read_run
-from adlm.train.metrics import METRICS, Report, Validated, read_metrics
+from adlm.train.metrics import METRICS, StepMetrics, ValidationMetrics, read_metrics
 from adlm.train.optimizer import Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.sitting import BEST
-from adlm.train.trainer import CHECKPOINTS, fit
+from adlm.train.trainer import BEST
 from adlm.types import Batch, LossTerms
 
 PATIENCE = 120.0  # seconds, before something that never comes is given up
@@ -43,8 +43,8 @@ SMALL = Run(
     Synthetic(vocabulary=64, length=16, count=100),
     TwoStageConfig(StackConfig(width=16, heads=2, layers=1, dropout=0.1), 1),
     Anelbo(CountMasking(), gamma=0.05),
-    TrainConfig(steps=12, tokens=8 * 16, micro_rows=2, ema=0.9, optimizer=Muon()),
-    ValidationConfig(every=4, rows=10, draws=2, micro_rows=4),
+    TrainConfig(steps=12, tokens_per_step=8 * 16, micro_batch_size=2, ema_decay=0.9, optimizer=Muon()),
+    ValidationConfig(every=4, num_rows=10, draws=2, micro_batch_size=4),
     CheckpointConfig(every=3),
 )
 
@@ -233,11 +233,11 @@ class At:
     act: Callable[[], None]
     after_validation: bool = False
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, report: StepMetrics) -> None:
         if report.step == self.step and not self.after_validation:
             self.act()
 
-    def validated(self, validated: Validated) -> None:
+    def validated(self, validated: ValidationMetrics) -> None:
         if validated.step == self.step and self.after_validation:
             self.act()
 

@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 from adlm.errors import DataError, MissingExtra, TrainingError
 from adlm.train import curves
 from adlm.train.curves import CURVES, draw_curves
-from adlm.train.metrics import METRICS, MetricsFile, Report, Validated
+from adlm.train.metrics import METRICS, MetricsFile, StepMetrics, ValidationMetrics
 from adlm.types import Estimate
 
 
-def report(step: int, **changes) -> Report:
+def report(step: int, **changes) -> StepMetrics:
     loss = 3 + 6 / step
-    whole = Report(step, 1000, loss + 0.1, loss, 1.0, 1e-3, 512 * step, 0.1 * step, 5120.0, 10**9, 0)
+    whole = StepMetrics(step, 1000, loss + 0.1, loss, 1.0, 1e-3, 512 * step, 0.1 * step, 5120.0, 10**9, 0)
     return whole._replace(**changes)
 
 
-def validated(step: int, mean: float, *, best: bool = False, error: float = 0.02) -> Validated:
-    return Validated(step, Estimate(mean, error, 4), math.exp(min(mean, 700)), best, 1.0)
+def validated(step: int, mean: float, *, best: bool = False, error: float = 0.02) -> ValidationMetrics:
+    return ValidationMetrics(step, Estimate(mean, error, 4), math.exp(min(mean, 700)), best, 1.0)
 
 
-def record(folder: Path, *told: Report | Validated) -> Path:
+def record(folder: Path, *told: StepMetrics | ValidationMetrics) -> Path:
     folder.mkdir(exist_ok=True)
     with MetricsFile(folder / METRICS) as metrics:
         for each in told:
-            metrics.report(each) if isinstance(each, Report) else metrics.validated(each)
+            metrics.report(each) if isinstance(each, StepMetrics) else metrics.validated(each)
     return folder
 
 

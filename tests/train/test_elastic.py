@@ -12,8 +12,8 @@ import pytest
 
 from adlm.data.loader import LoaderConfig
 from adlm.errors import Interrupted
+from adlm.train.fit import fit
 from adlm.train.run import CheckpointConfig, Run
-from adlm.train.trainer import fit
 from tests.train.processes import (
     ALL_THE_SAME,
     SMALL,
@@ -40,7 +40,7 @@ def silent(text: str) -> None:
 def no_pictures() -> Iterator[None]:
     """They take longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adlm.train.sitting.draw_curves", lambda *arguments: None)
+        patch.setattr("adlm.train.trainer.draw_curves", lambda *arguments: None)
         yield
 
 

@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.data.loader import LoaderConfig
+from adlm.distributed import DistributedContext
 from adlm.errors import AdlmError, ConfigError, TrainingError
 from adlm.models.io import ModelConfig, load_model, save_model
 from adlm.models.language_model import Vocabulary
 from adlm.train.checkpoint import Checkpoints
+from adlm.train.fit import CHECKPOINTS, fit
 from adlm.train.run import CheckpointConfig, Run
-from adlm.train.trainer import CHECKPOINTS, fit
-from adlm.world import World
 from tests.train.processes import ALL_THE_SAME, SMALL, At, Poisoned, checkpoint_steps, losses, records, same, train
 
 UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def no_pictures() -> Iterator[None]:
     """They take longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adlm.train.sitting.draw_curves", lambda *arguments: None)
+        patch.setattr("adlm.train.trainer.draw_curves", lambda *arguments: None)
         yield
 
 
@@ -159,9 +159,9 @@ def shard(folder: Path) -> Path:
     return next(folder.glob("*.safetensors"))
 
 
-def flip(path: Path, place: float) -> None:
+def flip(path: Path, position: float) -> None:
     content = bytearray(path.read_bytes())
-    content[int(place * (len(content) - 1))] ^= 1
+    content[int(position * (len(content) - 1))] ^= 1
     path.write_bytes(content)
 
 
@@ -190,10 +190,10 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_taken(whole, stopp
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(["state.json", "*.safetensors"]), st.floats(0, 1))
-def test_no_bit_changes_unnoticed(crashed, tmp_path_factory, name, place):
+def test_no_bit_changes_unnoticed(crashed, tmp_path_factory, name, position):
     folder = shutil.copytree(crashed / CHECKPOINTS, tmp_path_factory.mktemp("flipped") / CHECKPOINTS)
-    flip(next((folder / "step-000000006").glob(name)), place)
-    found = Checkpoints(folder, World(), keep=2, say=silent).newest()
+    flip(next((folder / "step-000000006").glob(name)), position)
+    found = Checkpoints(folder, DistributedContext(), keep=2, say=silent).newest()
     assert found is not None
     assert found.folder.name == "step-000000003"
 
@@ -232,8 +232,10 @@ def test_half_a_checkpoint_is_taken_away(whole, stopped):
 
 def test_another_config_is_refused_with_the_difference(stopped):
     before = files(stopped)
-    run = replace(SMALL, train=replace(SMALL.train, steps=20, clip=0.5))
-    with pytest.raises(ConfigError, match=r"train.clip: 1.0 then, 0.5 now\n +train.steps: 12 then, 20 now") as caught:
+    run = replace(SMALL, train=replace(SMALL.train, steps=20, grad_clip=0.5))
+    with pytest.raises(
+        ConfigError, match=r"train.grad_clip: 1.0 then, 0.5 now\n +train.steps: 12 then, 20 now"
+    ) as caught:
         fit(run, stopped, say=silent)
     assert "--allow-change" in caught.value.fix
     assert files(stopped) == before
@@ -250,8 +252,8 @@ def test_what_may_change_is_let_through_when_allowed(whole, stopped):
     "run",
     [
         replace(SMALL, train=replace(SMALL.train, seed=1)),
-        replace(SMALL, train=replace(SMALL.train, tokens=256)),
-        replace(SMALL, train=replace(SMALL.train, ema=0.5)),
+        replace(SMALL, train=replace(SMALL.train, tokens_per_step=256)),
+        replace(SMALL, train=replace(SMALL.train, ema_decay=0.5)),
         replace(SMALL, network=replace(SMALL.network, denoiser_layers=2)),
         replace(SMALL, objective=replace(SMALL.objective, gamma=0.1)),
     ],
@@ -336,7 +338,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
     rank, samples = caught.value.found.split(": ")[-1].split(", samples ")
     assert rank == "rank 0"
     assert str(SAMPLE) in samples.split(", ")
-    assert len(samples.split(", ")) == SMALL.train.micro_rows
+    assert len(samples.split(", ")) == SMALL.train.micro_batch_size
     assert "--on-nonfinite skip" in caught.value.fix
     kept = load_file(tmp_path / "run" / "nonfinite" / f"step-{DONE + 1:09d}-rank-0.safetensors")
     assert SAMPLE in kept["index"]

@@ -19,16 +19,18 @@ from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.train.fit import fit
+from adlm.train.init import AnchorFrom, Finetune
 from adlm.train.lora import Lora
+from adlm.train.lr_schedules import Constant
 from adlm.train.metrics import read_metrics
 from adlm.train.optimizer import AdamW, Muon
-from adlm.train.rates import Constant
 from adlm.train.run import Run, TrainConfig, ValidationConfig
-from adlm.train.start import AnchorFrom, Finetune
-from adlm.train.trainer import fit
 
 STACK = StackConfig(width=32, heads=2, layers=2)
-TRAIN = TrainConfig(steps=40, tokens=16 * 16, micro_rows=16, optimizer=Muon(lr=5e-3), rate=Constant(5))
+TRAIN = TrainConfig(
+    steps=40, tokens_per_step=16 * 16, micro_batch_size=16, optimizer=Muon(lr=5e-3), lr_schedule=Constant(5)
+)
 
 
 def fitted(run, folder, cache, **options):
@@ -44,7 +46,9 @@ def base(tmp_path_factory):
         lines = ("".join(chr(97 + (i + j) % 8) for j in range(12)) for i in range(count))
         (folder / "text" / f"{split}.txt").write_text("\n".join(lines))
     data = Corpus(str(folder / "text"), "characters", Padded(16, crop=True), documents=Lines())
-    run = Run("base", data, OneStageConfig(STACK, tied=True), Nelbo(CountMasking()), TRAIN, ValidationConfig(rows=32))
+    run = Run(
+        "base", data, OneStageConfig(STACK, tied=True), Nelbo(CountMasking()), TRAIN, ValidationConfig(num_rows=32)
+    )
     fitted(run, folder / "model", folder / "cache")
     return folder, run
 
@@ -60,7 +64,7 @@ def test_a_two_stage_model_begins_where_the_one_stage_model_stopped(base, tmp_pa
         network=TwoStageConfig(STACK, 1, Continued(), tied=True),
         objective=Anelbo(CountMasking(), gamma=0.05),
         train=replace(TRAIN, steps=1, optimizer=AdamW(lr=1e-9)),
-        start=AnchorFrom(str(folder / "model")),
+        init=AnchorFrom(str(folder / "model")),
     )
     result = fitted(run, tmp_path, folder / "cache")
     one = adlm.load(folder / "model").network
@@ -76,8 +80,8 @@ def test_a_frozen_stage_stays_to_the_bit_and_the_other_learns(base, tmp_path):
         run,
         network=TwoStageConfig(STACK, 1, Continued(), tied=True),
         objective=Anelbo(CountMasking(), gamma=0.05),
-        train=replace(TRAIN, steps=5, freeze=("anchor",), ema=0.5),
-        start=AnchorFrom(str(folder / "model")),
+        train=replace(TRAIN, steps=5, freeze=("anchor",), ema_decay=0.5),
+        init=AnchorFrom(str(folder / "model")),
     )
     model = fitted(run, tmp_path, folder / "cache").model
     one = adlm.load(folder / "model").network
@@ -89,7 +93,7 @@ def test_a_frozen_stage_stays_to_the_bit_and_the_other_learns(base, tmp_path):
 
 def test_a_finetuned_model_begins_with_the_bound_of_the_first(base, tmp_path):
     folder, run = base
-    again = replace(run, train=replace(TRAIN, steps=1, optimizer=AdamW(lr=1e-9)), start=Finetune(str(folder / "model")))
+    again = replace(run, train=replace(TRAIN, steps=1, optimizer=AdamW(lr=1e-9)), init=Finetune(str(folder / "model")))
     before = bounds(folder / "model")[-1]
     assert fitted(again, tmp_path, folder / "cache").nats.mean == pytest.approx(before, abs=1e-4)
 
@@ -97,7 +101,7 @@ def test_a_finetuned_model_begins_with_the_bound_of_the_first(base, tmp_path):
 def test_a_model_of_another_shape_is_refused(base, tmp_path):
     folder, run = base
     other = replace(
-        run, network=OneStageConfig(replace(STACK, layers=3), tied=True), start=Finetune(str(folder / "model"))
+        run, network=OneStageConfig(replace(STACK, layers=3), tied=True), init=Finetune(str(folder / "model"))
     )
     with pytest.raises(ModelError, match="layers"):
         fitted(other, tmp_path, folder / "cache")
@@ -125,11 +129,11 @@ def test_supervised_finetuning_teaches_the_response_and_never_noises_the_prompt(
     class Spy(Nelbo):
         def __call__(self, model, batch, *, progress, noise):
             corrupted = self.corruption(batch, model.vocabulary.mask_id, noise)
-            seen.append(bool((corrupted.x_t != batch.tokens)[batch.fixed].any()))
+            seen.append(bool((corrupted.x_t != batch.tokens)[batch.frozen].any()))
             return super().__call__(model, batch, progress=progress, noise=noise)
 
     train = replace(TRAIN, steps=120)
-    run = replace(run, data=prompts, objective=Spy(CountMasking()), train=train, start=Finetune(str(folder / "model")))
+    run = replace(run, data=prompts, objective=Spy(CountMasking()), train=train, init=Finetune(str(folder / "model")))
     result = fitted(run, tmp_path / "run", folder / "cache")
     assert len(seen) == 120
     assert not any(seen)
@@ -143,7 +147,7 @@ def test_the_tokenizer_of_the_base_model_is_asked_for(base, prompts, tmp_path):
     folder, run = base
     characters("abcdefgh").save(tmp_path / "other")
     data = replace(prompts, tokenizer=str(tmp_path / "other"))
-    run = replace(run, data=data, start=Finetune(str(folder / "model")))
+    run = replace(run, data=data, init=Finetune(str(folder / "model")))
     with pytest.raises(ModelError, match=r"tokenizer"):
         fitted(run, tmp_path / "run", folder / "cache")
 
@@ -151,10 +155,10 @@ def test_the_tokenizer_of_the_base_model_is_asked_for(base, prompts, tmp_path):
 def test_adapters_learn_alone_and_the_result_is_a_plain_model(base, prompts, tmp_path):
     pytest.importorskip("peft")
     folder, run = base
-    train = replace(TRAIN, steps=30, ema=0.5)
-    settings = ValidationConfig(every=10, rows=16)
+    train = replace(TRAIN, steps=30, ema_decay=0.5)
+    settings = ValidationConfig(every=10, num_rows=16)
     start = Finetune(str(folder / "model"))
-    run = replace(run, data=prompts, train=train, validation=settings, start=start, adapters=Lora(rank=4))
+    run = replace(run, data=prompts, train=train, validation=settings, init=start, adapters=Lora(rank=4))
     fitted(run, tmp_path / "run", folder / "cache")
     found = [
         r["validation"]["nats"]["mean"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if "validation" in r
@@ -173,7 +177,7 @@ def test_a_run_with_adapters_goes_on_to_the_bit(base, prompts, tmp_path):
     pytest.importorskip("peft")
     folder, run = base
     start = Finetune(str(folder / "model"))
-    run = replace(run, data=prompts, train=replace(TRAIN, steps=6), start=start, adapters=Lora(rank=4, dropout=0.1))
+    run = replace(run, data=prompts, train=replace(TRAIN, steps=6), init=start, adapters=Lora(rank=4, dropout=0.1))
     whole = fitted(run, tmp_path / "whole", folder / "cache").model
     fitted(replace(run, train=replace(run.train, steps=3)), tmp_path / "two", folder / "cache")
     second = fitted(run, tmp_path / "two", folder / "cache", allow_change=True).model

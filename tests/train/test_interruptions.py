@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from adlm.errors import Interrupted
+from adlm.train.fit import CHECKPOINTS, fit
 from adlm.train.optimizer import Muon
 from adlm.train.run import Run
-from adlm.train.trainer import CHECKPOINTS, fit
 from tests.train.processes import ALL_THE_SAME, SMALL, At, checkpoint_steps, larger, same, steps_done, train
 
 
@@ -57,7 +57,7 @@ def finishes(run: Run, out: Path, watch: At | None = None) -> bool:
 def no_pictures() -> Iterator[None]:
     """They take longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adlm.train.sitting.draw_curves", lambda *arguments: None)
+        patch.setattr("adlm.train.trainer.draw_curves", lambda *arguments: None)
         yield
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
 from adlm.diffusion.corruption import CountMasking

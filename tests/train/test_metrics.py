@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adlm.errors import DataError, TrainingError
-from adlm.train.metrics import MetricsFile, Report, Validated, read_metrics
+from adlm.train.metrics import MetricsFile, StepMetrics, ValidationMetrics, read_metrics
 from adlm.types import Estimate
 
 
-def report(step: int, steps: int = 100, **changes) -> Report:
+def report(step: int, steps: int = 100, **changes) -> StepMetrics:
     values = {"loss": 6.0 / step, "bound": 5.0 / step, "gradient": 1.5, "rate": 3e-4, "tokens": 1024 * step}
     machine = {"seconds": 0.5 * step, "speed": 2048.0, "memory": 10**9, "skipped": 0}
-    return Report(**{"step": step, "steps": steps, **values, **machine, **changes})
+    return StepMetrics(**{"step": step, "steps": steps, **values, **machine, **changes})
 
 
-def validated(step: int, **changes) -> Validated:
-    return Validated(
+def validated(step: int, **changes) -> ValidationMetrics:
+    return ValidationMetrics(
         **{
             "step": step,
             "nats": Estimate(3.214, 0.012, 4),

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adlm.anchors.rules import EveryToken, NoToken, RandomShare, RareInSequence
-from adlm.configs import with_changes
+from adlm.anchors.rules import EveryToken, NoToken, RandomFraction, RareInSequence
+from adlm.config import with_changes
 from adlm.data.catalog import open_source
 from adlm.data.config import Corpus, Prompts, Synthetic
 from adlm.data.packing import NOTHING, Encoded, Padded, Wrapped
@@ -28,12 +28,12 @@ from adlm.train.plan import (
     KNOWN,
     VOCABULARIES,
     Known,
+    fractions,
     known_vocabulary,
     matmul_speed,
     memory,
     plan,
     row_length,
-    shares,
     summary,
 )
 from adlm.train.run import Run, TrainConfig
@@ -46,7 +46,7 @@ RUN = Run(
     Synthetic(vocabulary=70, length=16),
     TWO,
     Anelbo(gamma=0.01),
-    TrainConfig(steps=10, tokens=16 * 16, micro_rows=4, optimizer=AdamW(), bf16=False),
+    TrainConfig(steps=10, tokens_per_step=16 * 16, micro_batch_size=4, optimizer=AdamW(), bf16=False),
 )
 WORDS = Vocabulary(70, 69)
 
@@ -98,8 +98,8 @@ def test_activations_are_what_autograd_keeps(shape, rows, length, layers, bf16):
     objective = CrossEntropy() if causal else Anelbo(rule=EveryToken()) if two else Nelbo()
     model = network.build(Vocabulary(64, 63)).train()
     kept = kept_bytes(model, objective, batch_of(rows, length), bf16)
-    shares = {"scored": 1.0 if causal else 0.5, "anchors": float(two)}
-    estimate = activation_bytes(network, short=2 if bf16 else 4, **shares) * rows * length
+    fractions = {"scored": 1.0 if causal else 0.5, "anchors": float(two)}
+    estimate = activation_bytes(network, short=2 if bf16 else 4, **fractions) * rows * length
     assert estimate == pytest.approx(kept, rel=0.25)
 
 
@@ -108,7 +108,7 @@ def test_blocks_that_are_computed_again_keep_their_input_alone():
     model = network.build(Vocabulary(64, 63)).train()
     model.checkpoint_activations()
     kept = kept_bytes(model, Nelbo(), batch_of(16, 64), bf16=False)
-    estimate = activation_bytes(network, recompute=True) * 16 * 64
+    estimate = activation_bytes(network, activation_checkpointing=True) * 16 * 64
     assert kept < estimate < activation_bytes(network) * 16 * 64 / 2
 
 
@@ -126,9 +126,9 @@ def test_a_summary_counts_rows_tokens_and_the_work_of_every_micro_batch():
 
 def test_a_plan_shares_the_step_among_processes():
     alone, four = plan(RUN), plan(RUN, world=4)
-    assert (alone.micro_rows, alone.micro_batches) == (4, 4)
-    assert (four.micro_rows, four.micro_batches) == (4, 1)
-    assert plan(RUN, world=8).micro_rows == 2
+    assert (alone.micro_batch_size, alone.micro_batches) == (4, 4)
+    assert (four.micro_batch_size, four.micro_batches) == (4, 1)
+    assert plan(RUN, world=8).micro_batch_size == 2
     assert alone.seconds == pytest.approx(alone.summary.work / (EFFICIENCY * matmul_speed("cpu", False)))
     assert four.seconds == pytest.approx(alone.seconds / 4)
     assert alone.all_seconds == pytest.approx(10 * alone.seconds)
@@ -143,7 +143,7 @@ def test_memory_holds_weights_gradients_states_and_averages():
     found = memory(RUN, WORDS, rows=4, bf16=False)
     assert found[:4] == (4 * weights, 4 * weights, 8 * weights, 0)
     assert found.total == sum(found)
-    averaged = with_changes(RUN, ["train.ema=0.999"])
+    averaged = with_changes(RUN, ["train.ema_decay=0.999"])
     assert memory(averaged, WORDS, rows=4, bf16=False).ema == 4 * weights
     parts = memory(averaged, WORDS, rows=4, bf16=False, parts=4)
     assert parts[:4] == (weights, weights, 2 * weights, weights)
@@ -174,12 +174,12 @@ def test_more_rows_need_more_memory_and_shorter_numbers_less():
         (Nelbo(), 0),
         (Anelbo(), 0.6),
         (Anelbo(gamma=0), 0),
-        (Anelbo(share=0.5), 0.3),
+        (Anelbo(fraction=0.5), 0.3),
         (Anelbo(masked_only=True), 0.3),
         (Anelbo(rule=EveryToken()), 1),
         (Anelbo(rule=RareInSequence(9)), 1),  # not counted: at its highest
         (Anelbo(rule=NoToken()), 0),
-        (Anelbo(rule=RandomShare(0.2)), 0.2),
+        (Anelbo(rule=RandomFraction(0.2)), 0.2),
         (AnchoredCrossEntropy(), 0.6),
     ],
 )
@@ -191,18 +191,18 @@ def test_the_anchor_loss_is_taken_where_the_objective_says(objective, anchors):
         replace(TWO, anchor=replace(STACK, causal=causal)),
         objective,
     )
-    assert shares(run) == (1, 1 if causal else 0.5, pytest.approx(anchors))
+    assert fractions(run) == (1, 1 if causal else 0.5, pytest.approx(anchors))
 
 
 def test_padding_is_left_out_of_the_work_except_by_timed_networks():
     data = Corpus("lm1b", "bert-base-uncased", Padded(128, crop=True))
-    run = Run("a run", data, OneStageConfig(STACK), Nelbo(), TrainConfig(tokens=128 * 64))
+    run = Run("a run", data, OneStageConfig(STACK), Nelbo(), TrainConfig(tokens_per_step=128 * 64))
     timed = replace(run, network=OneStageConfig(replace(STACK, condition=8, timed=True)))
     text = KNOWN["lm1b", "bert-base-uncased", 128].text
-    assert shares(run) == (text, text / 2, 0)
-    assert shares(timed) == (1, text / 2, 0)
-    full = replace(run, data=replace(data, rows=Padded(64, crop=True)), train=TrainConfig(tokens=64 * 128))
-    assert shares(full) == (1, 0.5, 0)  # rows of a length that nobody counted
+    assert fractions(run) == (text, text / 2, 0)
+    assert fractions(timed) == (1, text / 2, 0)
+    full = replace(run, data=replace(data, packing=Padded(64, crop=True)), train=TrainConfig(tokens_per_step=64 * 128))
+    assert fractions(full) == (1, 0.5, 0)  # rows of a length that nobody counted
     assert 0.2 < summary(run).work / summary(full).work < 0.3
 
 

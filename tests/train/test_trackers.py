@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from adlm.errors import MissingExtra, TrainingError, UnknownName
-from adlm.train.metrics import Report, Validated
+from adlm.train.metrics import StepMetrics, ValidationMetrics
 from adlm.train.trackers import IDENTITY, Tracker, tracker
 from adlm.types import Estimate
 
@@ -19,14 +19,14 @@ CONFIG = {"kind": "Run", "train": {"steps": 10}}
 NAMES = ("tensorboard", "wandb", "trackio")
 
 
-def report(step: int, **changes) -> Report:
-    return Report(step, 10, 6.0 / step, 5.0 / step, 1.5, 3e-4, 64 * step, 0.1 * step, 640.0, 10**9, 0)._replace(
+def report(step: int, **changes) -> StepMetrics:
+    return StepMetrics(step, 10, 6.0 / step, 5.0 / step, 1.5, 3e-4, 64 * step, 0.1 * step, 640.0, 10**9, 0)._replace(
         **changes
     )
 
 
-def validated(step: int, *samples: str) -> Validated:
-    return Validated(step, Estimate(3.0, 0.01, 4), math.exp(3.0), True, 2.0, samples)
+def validated(step: int, *samples: str) -> ValidationMetrics:
+    return ValidationMetrics(step, Estimate(3.0, 0.01, 4), math.exp(3.0), True, 2.0, samples)
 
 
 def sit(tracked: Tracker, folder: Path, first: int, last: int) -> None:

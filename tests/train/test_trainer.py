@@ -10,7 +10,7 @@ import torch
 import adlm
 import adlm.train.muon as muon_module
 import adlm.train.step as step_module
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
 from adlm.data.synthetic import Synthetic
@@ -22,12 +22,12 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
+from adlm.train.fit import fit
 from adlm.train.folder import read_run
+from adlm.train.lr_schedules import Constant, StableDecay
 from adlm.train.metrics import read_metrics
 from adlm.train.optimizer import AdamW, Muon
-from adlm.train.rates import Constant, StableDecay
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import fit
 
 STACK = StackConfig(width=32, heads=2, layers=2, convolution=3)
 RUN = Run(
@@ -35,8 +35,10 @@ RUN = Run(
     Synthetic(vocabulary=40, length=16, count=64),
     OneStageConfig(STACK, tied=True),
     Nelbo(CountMasking()),
-    TrainConfig(steps=6, tokens=8 * 16, micro_rows=4, optimizer=Muon(lr=5e-3), rate=StableDecay(2)),
-    ValidationConfig(every=2, rows=6, draws=2, micro_rows=4),
+    TrainConfig(
+        steps=6, tokens_per_step=8 * 16, micro_batch_size=4, optimizer=Muon(lr=5e-3), lr_schedule=StableDecay(2)
+    ),
+    ValidationConfig(every=2, num_rows=6, draws=2, micro_batch_size=4),
     CheckpointConfig(every=2),
 )
 
@@ -85,12 +87,12 @@ def alphabet(tmp_path_factory):
 )
 def test_every_model_learns_a_pattern(alphabet, network, objective, tmp_path):
     train = TrainConfig(120, 16 * 16, 16, Muon(lr=5e-3), StableDecay(5))
-    run = Run("pattern", alphabet, network, objective, train, ValidationConfig(every=60, rows=32))
+    run = Run("pattern", alphabet, network, objective, train, ValidationConfig(every=60, num_rows=32))
     result = fitted(run, tmp_path / "run", cache=tmp_path / "cache")
     found = [
         record["validation"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if "validation" in record
     ]
-    # A row holds one of eight phases: log 8 / 16 = 0.13 nats a token is the least possible.
+    # A row holds one of eight phases: log 8 / 16 = 0.13 nats per token is the least possible.
     assert result.nats.mean < 0.8 < found[0]["nats"]["mean"] + 0.8
     assert found[-1]["best"]
 
@@ -130,7 +132,7 @@ def test_a_run_leaves_the_callers_random_numbers_alone(tmp_path):
 
 def test_micro_batches_give_the_losses_of_one_large_batch(tmp_path):
     for name, rows in (("whole", 8), ("parts", 2), ("uneven", 3)):
-        fitted(with_train(micro_rows=rows, optimizer=AdamW(lr=5e-3), bf16=False), tmp_path / name)
+        fitted(with_train(micro_batch_size=rows, optimizer=AdamW(lr=5e-3), bf16=False), tmp_path / name)
     assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "parts"), abs=1e-6)
     assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "uneven"), abs=1e-6)
 
@@ -146,10 +148,11 @@ def test_in_bfloat16_a_run_loses_nearly_as_in_float32(tmp_path, monkeypatch):
 
 def test_a_run_in_two_sittings_is_the_run_in_one_to_the_bit(tmp_path):
     run = replace(
-        with_train(ema=0.9, optimizer=AdamW(lr=1e-3)), network=OneStageConfig(replace(STACK, dropout=0.1), tied=True)
+        with_train(ema_decay=0.9, optimizer=AdamW(lr=1e-3)),
+        network=OneStageConfig(replace(STACK, dropout=0.1), tied=True),
     )
-    begun = with_train(run, steps=4, rate=Constant(2))
-    run = with_train(run, rate=Constant(2))
+    begun = with_train(run, steps=4, lr_schedule=Constant(2))
+    run = with_train(run, lr_schedule=Constant(2))
     whole = fitted(run, tmp_path / "constant")
     fitted(begun, tmp_path / "two")
     said: list[str] = []
@@ -181,7 +184,7 @@ def test_resume_never_starts_again(tmp_path):
 
 def test_averaged_weights_are_kept_and_validated_when_asked(tmp_path):
     last = fitted(RUN, tmp_path / "last")
-    mean = fitted(with_train(ema=0.9), tmp_path / "mean")
+    mean = fitted(with_train(ema_decay=0.9), tmp_path / "mean")
     assert losses(tmp_path / "last") == losses(tmp_path / "mean")
     assert not torch.equal(weights(last.model), weights(mean.model))
     assert last.nats.mean != mean.nats.mean
@@ -190,7 +193,7 @@ def test_averaged_weights_are_kept_and_validated_when_asked(tmp_path):
 def test_the_best_model_is_kept_beside_the_last(tmp_path):
     """With a rate so high that it gets worse in the end."""
     run = with_train(
-        replace(RUN, validation=replace(RUN.validation, every=1)), optimizer=AdamW(lr=0.5), rate=Constant(0)
+        replace(RUN, validation=replace(RUN.validation, every=1)), optimizer=AdamW(lr=0.5), lr_schedule=Constant(0)
     )
     result = fitted(run, tmp_path)
     found = validations(tmp_path)
@@ -203,7 +206,7 @@ def test_the_best_model_is_kept_beside_the_last(tmp_path):
 
 def test_a_run_without_progress_stops_early_and_stays_stopped(tmp_path):
     settings = replace(RUN.validation, every=1, patience=2)
-    run = with_train(replace(RUN, validation=settings), optimizer=AdamW(lr=1e-30), rate=Constant(0), steps=50)
+    run = with_train(replace(RUN, validation=settings), optimizer=AdamW(lr=1e-30), lr_schedule=Constant(0), steps=50)
     # Nothing moves, so the first validation stays the best.
     result = fitted(run, tmp_path)
     assert result.steps == 3
@@ -244,8 +247,8 @@ def test_the_loss_divides_by_the_tokens_of_the_global_batch(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokens": 100}, r"rows have 16 tokens\n.*set train.tokens=96"),
-        ({"tokens": 16 * 128}, "the data has 64 rows"),
+        ({"tokens_per_step": 100}, r"rows have 16 tokens\n.*set train.tokens_per_step=96"),
+        ({"tokens_per_step": 16 * 128}, "the data has 64 rows"),
     ],
 )
 def test_batches_that_cannot_be_are_refused(changes, message, tmp_path):
@@ -257,9 +260,9 @@ def test_batches_that_cannot_be_are_refused(changes, message, tmp_path):
     ("make", "message"),
     [
         (lambda: TrainConfig(steps=0), "steps=0"),
-        (lambda: TrainConfig(micro_rows=0), "micro_rows=0"),
-        (lambda: TrainConfig(clip=0.0), "clip"),
-        (lambda: TrainConfig(ema=1.0), "decay 1.0"),
+        (lambda: TrainConfig(micro_batch_size=0), "micro_batch_size=0"),
+        (lambda: TrainConfig(grad_clip=0.0), "clip"),
+        (lambda: TrainConfig(ema_decay=1.0), "decay 1.0"),
         (lambda: ValidationConfig(draws=0), "draws=0"),
         (lambda: ValidationConfig(patience=-1), "patience=-1"),
         (lambda: CheckpointConfig(every=0), "every=0"),
@@ -289,10 +292,10 @@ def test_no_more_checkpoints_are_kept_than_asked_for(tmp_path):
 def test_recomputed_activations_change_no_loss(tmp_path):
     run = replace(RUN, network=OneStageConfig(replace(STACK, dropout=0.1), tied=True))
     fitted(run, tmp_path / "stored")
-    fitted(with_train(run, recompute=True), tmp_path / "again")
+    fitted(with_train(run, activation_checkpointing=True), tmp_path / "again")
     assert losses(tmp_path / "stored") == losses(tmp_path / "again")
 
 
 def test_every_run_survives_json():
-    run = with_train(freeze=("embedding",), ema=0.5)
+    run = with_train(freeze=("embedding",), ema_decay=0.5)
     assert from_json(Run, json.loads(json.dumps(to_json(run)))) == run

@@ -2,7 +2,6 @@
 
 COMMANDS = {
     "anchors": "what the anchors of a two-stage model do: both stages by noise level, and what is handed over",
-    "code": "HumanEval and MBPP: the bound of reference solutions; with --run, pass@k of a model's own",
     "compare": "two results of the same text, paired item by item: the difference, its error, z and p",
     "frontier": "texts at each sampler and number of steps: generative perplexity, entropy, MAUVE, speed; a picture",
     "generation": "texts of a model or a file: generative perplexity, entropy, repetition, copies, MAUVE",

@@ -8,10 +8,11 @@ import tyro
 from rich.table import Table
 
 from adlm.anchors import AnchorRule, RareInSequence
-from adlm.cli.evaluate.perplexity import check_counts, partial_file, place, progress
+from adlm.cli.evaluate.perplexity import check_counts, partial_file, progress, result_path
 from adlm.cli.progress import console
-from adlm.configs import from_json, to_json
+from adlm.config import from_json, to_json
 from adlm.data.catalog import open_source
+from adlm.distributed import joined
 from adlm.errors import ConfigError, MissingExtra
 from adlm.evaluate.anchor_report import draw_anchors, report_tables
 from adlm.evaluate.anchors import (
@@ -28,7 +29,6 @@ from adlm.evaluate.documents import packed_rows
 from adlm.evaluate.result import Result
 from adlm.evaluate.work import each_of, weights_checksum
 from adlm.text_model import load
-from adlm.world import joined
 
 
 def command(
@@ -57,7 +57,7 @@ def command(
         split: of the data.
         folder: where the files of a catalog name are; without it they come from the Hub.
         rows: measure on the first so many.
-        levels: shares of the tokens that are masked, with commas between them.
+        levels: fractions of the tokens that are masked, with commas between them.
         batch: rows that a process takes at a time.
         seed: of the masks.
         out: the result, as JSON; by default in runs/evaluate.
@@ -66,17 +66,17 @@ def command(
         revision: of a model on the Hub.
     """
     check_counts(rows=rows, batch=batch)
-    shares = _levels(levels)
+    fractions = _levels(levels)
     with joined(device) as world:
         read = load(model, revision=revision)
         check_anchored(read.network.to(world.device))
-        table = packed_rows(open_source(data, folder=folder), split, read.tokenizer, read.config.rows, limit=rows)
+        table = packed_rows(open_source(data, folder=folder), split, read.tokenizer, read.config.packing, limit=rows)
         rule = trained_rule(read.config.run)
-        numbers = AnchorNumbers(read.network, table, Types.of(read.tokenizer, table), rule, levels=shares, seed=seed)
+        numbers = AnchorNumbers(read.network, table, Types.of(read.tokenizer, table), rule, levels=fractions, seed=seed)
         about = {
             "anchors": to_json(rule),
-            "levels": shares,
-            "masking": "a share of each row's tokens, its number exact, padding among them where it is predicted",
+            "levels": fractions,
+            "masking": "a fraction of each row's tokens, its number exact, padding among them where it is predicted",
             "counted": "masked tokens of the text; not padding",
             "hand-over": to_json(numbers.trials.kind),
             "trials": numbers.trials.words,
@@ -84,7 +84,7 @@ def command(
             "frequencies": "of the rows measured",
         }
         named = {"name": model, "weights": weights_checksum(read.network)}
-        out = out or place("anchors", model, data, split)
+        out = out or result_path("anchors", model, data, split)
         partial = partial_file(out, "anchors")
         with progress("anchors", table, world) as watch:
             found = each_of(
@@ -108,7 +108,7 @@ def command(
         )
         result.save(out)
         partial.unlink(missing_ok=True)
-        _show(result, shares, out, plot or out.with_suffix(".svg"))
+        _show(result, fractions, out, plot or out.with_suffix(".svg"))
 
 
 def trained_rule(run: dict[str, Any] | None) -> AnchorRule:
@@ -131,14 +131,16 @@ def _levels(text: str) -> list[float]:
 def _items(found: Any, numbers: AnchorNumbers) -> dict[str, list[float]]:
     """For paired comparisons: nats of a row's masked tokens, all levels together, and how many they are."""
     chosen = {
-        name: [place for (_, kind, *what), place in numbers.columns.items() if kind in MAIN and what == wanted]
-        for name, wanted in (
+        name: [
+            position for (_, kind, *what), position in numbers.columns.items() if kind in MAIN and what == output_mask
+        ]
+        for name, output_mask in (
             ("tokens", ["", "count"]),
             ("nats of the anchor stage", ["anchor stage", "nats"]),
             ("nats of the denoiser", ["denoiser", "nats"]),
         )
     }
-    return {name: np.asarray(found)[:, places].sum(1).tolist() for name, places in chosen.items()}
+    return {name: np.asarray(found)[:, positions].sum(1).tolist() for name, positions in chosen.items()}
 
 
 def _show(result: Result, levels: list[float], out: Path, plot: Path) -> None:

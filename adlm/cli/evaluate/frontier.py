@@ -7,18 +7,18 @@ import tyro
 from rich.table import Table
 
 from adlm.cli.evaluate.generation import Bench, named_figures, opened_bench, sampled, samples_file, say, speed
-from adlm.cli.evaluate.perplexity import check_counts, place
+from adlm.cli.evaluate.perplexity import check_counts, result_path
 from adlm.cli.progress import console
 from adlm.cli.sample import options_of
-from adlm.configs import to_json
+from adlm.config import to_json
+from adlm.distributed import joined
 from adlm.errors import ConfigError
-from adlm.evaluate.frontier import Point, draw_frontier, steps_of
+from adlm.evaluate.frontier import FrontierPoint, draw_frontier, steps_of
 from adlm.evaluate.judge import Judged
 from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.work import weights_checksum
 from adlm.samplers.sampler import Sampler
 from adlm.text_model import TextModel, load
-from adlm.world import joined
 
 _SHOWN = ("perplexity", "entropy", "mauve", "repetition_4", "tokens", "tokens_a_second")
 
@@ -76,7 +76,7 @@ def command(
     if not names:
         raise ConfigError("asked for a frontier", "no sampler", "name some, as in ancestral,remdm-loop")
     given = options_of(set, {})
-    out = out or place("frontier", model)
+    out = out or result_path("frontier", model)
     with joined(device) as world:
         writer = load(model, revision=revision)
         # Every setting is made before anything is written, so that a wrong one shows at once.
@@ -92,7 +92,7 @@ def command(
         )
         real = bench.draw(n, out)
         checksums = {id(each): weights_checksum(each.network) for each in (writer, *([other] if other else []))}
-        points: list[Point] = []
+        points: list[FrontierPoint] = []
         about: dict[str, Any] = {**bench.protocol, "texts": n, "samplers": {}}
         items: dict[str, list[float]] = {}
         for each, name, number, sampler in settings:
@@ -127,12 +127,12 @@ def _point(
     name: str,
     number: int | None,
     pace: Figure,
-) -> tuple[Point, dict[str, Any]]:
+) -> tuple[FrontierPoint, dict[str, Any]]:
     found, how = bench.compared(judged, real, clusters)
-    return Point(name, number, {**found, "tokens_a_second": pace}), how
+    return FrontierPoint(name, number, {**found, "tokens_a_second": pace}), how
 
 
-def _show(model: str, points: list[Point], own: dict[str, Figure], about: dict[str, Any], out: Path) -> None:
+def _show(model: str, points: list[FrontierPoint], own: dict[str, Figure], about: dict[str, Any], out: Path) -> None:
     table = Table("", *(name.replace("_", " ") for name in _SHOWN), title=model)
     for point in points:
         table.add_row(point.name, *(str(point.figures[key]) if key in point.figures else "" for key in _SHOWN))

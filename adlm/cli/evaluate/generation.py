@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from adlm.cli.evaluate.perplexity import check_counts, partial_file, place
+from adlm.cli.evaluate.perplexity import check_counts, partial_file, result_path
 from adlm.cli.progress import bar, console
 from adlm.cli.sample import options_of
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.data.catalog import open_source
 from adlm.data.source import Source
+from adlm.distributed import DistributedContext, joined
 from adlm.errors import ConfigError, UnknownName
 from adlm.evaluate.generation import (
     Copies,
@@ -35,7 +36,6 @@ from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.work import Watch, checksum, weights_checksum
 from adlm.samplers.sampler import Sampler
 from adlm.text_model import TextModel, load
-from adlm.world import World, joined
 
 _DOCUMENTS = 512  # of training text, tokenised together
 
@@ -105,7 +105,7 @@ def command(
         bench = opened_bench(
             judge, references, split, folder, field, length=length, begin=begin, mauve=mauve, seed=seed, world=world
         )
-        out = out or place("generation", name, *([sampler] if sampler else []), *([f"{steps}"] if steps else []))
+        out = out or result_path("generation", name, *([sampler] if sampler else []), *([f"{steps}"] if steps else []))
         if model is not None:
             writer = load(model, revision=revision)
             writer.network.to(world.device)
@@ -142,7 +142,7 @@ class Bench:
     split: str
     mauve: bool
     seed: int
-    world: World
+    world: DistributedContext
     protocol: Mapping[str, Any]
 
     @property
@@ -201,7 +201,7 @@ def opened_bench(
     begin: bool,
     mauve: bool,
     seed: int,
-    world: World,
+    world: DistributedContext,
 ) -> Bench:
     source, chosen = None, ""
     if references is not None:
@@ -221,7 +221,7 @@ def sampled(
     seed: int,
     path: Path,
     named: Mapping[str, Any],
-    world: World,
+    world: DistributedContext,
     label: str = "writing",
 ) -> Samples:
     def write(count: int, number: int) -> list[str]:
@@ -243,7 +243,7 @@ def samples_file(out: Path, *parts: str) -> Path:
 def speed(model: TextModel, samples: Samples) -> Figure:
     """Tokens of finished texts, in the model's own tokenizer, for each second that a process wrote."""
     tokens = sum(map(len, model.tokenizer.encode_batch(samples.texts)))
-    return Figure(tokens / max(samples.seconds, 1e-9), unit="tokens a second")
+    return Figure(tokens / max(samples.seconds, 1e-9), unit="tokens per second")
 
 
 def _items(judged: Judged) -> dict[str, list[float]]:
@@ -269,7 +269,7 @@ def _copied(
             return copies(rows, _token_blocks(bench.judge, source, watch))
 
     found, count = bench.world.on_first(search), len(judged.rows)
-    parts = [Copies(found.share[part], found.longest[part]) for part in (slice(count), slice(count, None))]
+    parts = [Copies(found.fraction[part], found.longest[part]) for part in (slice(count), slice(count, None))]
     about = {"name": source.name, "split": "train", "key": checksum(source.fingerprint("train"))}
     return about, copy_figures(parts[0]), {} if real is None else copy_figures(parts[1])
 
@@ -284,7 +284,7 @@ def _token_blocks(judge: Judge, source: Source, watch: Watch | None) -> Iterator
 
 
 @contextmanager
-def watched(label: str, total: int | None, world: World) -> Iterator[Watch | None]:
+def watched(label: str, total: int | None, world: DistributedContext) -> Iterator[Watch | None]:
     """A bar on the first process."""
     with bar(label, total) if world.first else nullcontext() as view:
         if view is None:

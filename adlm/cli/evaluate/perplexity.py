@@ -11,23 +11,23 @@ import tyro
 from rich.table import Table
 
 from adlm.cli.progress import bar, console
-from adlm.configs import from_json
+from adlm.config import from_json
 from adlm.data.catalog import open_source
 from adlm.data.packing import Packing
 from adlm.data.source import Source
+from adlm.distributed import DistributedContext, joined
 from adlm.errors import ConfigError
 from adlm.evaluate.compare import paired
 from adlm.evaluate.documents import TextRows, document_rows, packed_rows, unknown_tokens
-from adlm.evaluate.perplexity import AGREEING, Scored, estimator, score_items
+from adlm.evaluate.perplexity import AGREEING, ScoredItems, estimator, score_items
 from adlm.evaluate.protocols import Protocol, described, protocol
 from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.work import weights_checksum
 from adlm.objectives.nelbo import Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.text_model import TextModel, load
-from adlm.world import World, joined
 
-FIGURES = ("perplexity", "nats_a_token", "bits_a_byte", "bits_a_character")
+FIGURES = ("perplexity", "nats_per_token", "bits_a_byte", "bits_a_character")
 
 
 def command(
@@ -64,7 +64,7 @@ def command(
         field: the field or column that holds the text; several as in title,description.
         detokenizer: undo a corpus's tokenisation, by name.
         rows: score the first so many rows alone; with --documents, documents.
-        draws: noise levels a row, for bounds.
+        draws: noise levels per row, for bounds.
         estimator: of the bound: counts, times, importance, published, score-entropy or d3pm; all shows how the first
             three agree. By default the one that the model was trained with, in its form of least variance.
         documents: each document by itself, on rows of its own; longer ones in windows, one after the other.
@@ -100,11 +100,11 @@ def command(
             limit=rows,
         )
         if published is not None:
-            departs = published.departures(source, scored.config.rows, rows)
+            departs = published.departures(source, scored.config.packing, rows)
             about |= {"name": published.name, "text": published.text, "departs": departs}
         named = {"name": model, "weights": weights_checksum(scored.network)}
-        out = out or place("perplexity", model, data, split, *(["documents"] if documents else []))
-        found: dict[str, Scored] = {}
+        out = out or result_path("perplexity", model, data, split, *(["documents"] if documents else []))
+        found: dict[str, ScoredItems] = {}
         for name, objective in objectives.items():
             with progress(name, table, world) as watch:
                 found[name] = score_items(
@@ -143,7 +143,7 @@ def own_objective(model: TextModel) -> Objective:
     return estimator("exact" if model.network.causal else "counts", model.network)
 
 
-def place(*parts: str) -> Path:
+def result_path(*parts: str) -> Path:
     """Where a result goes by default."""
     name = "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts)
     return Path("runs/evaluate") / f"{name[-200:]}.json"
@@ -155,7 +155,7 @@ def partial_file(out: Path, name: str) -> Path:
 
 
 @contextmanager
-def progress(label: str, table: TextRows, world: World) -> Iterator[Any]:
+def progress(label: str, table: TextRows, world: DistributedContext) -> Iterator[Any]:
     """A bar on the first process, as what `each_of` tells."""
     with bar(label, len(table)) if world.first else nullcontext() as view:
         if view is None:
@@ -206,11 +206,11 @@ def _text(
 ) -> tuple[Source, str, Packing]:
     """The text, its split, and the rows it is cut into."""
     if published is not None:
-        published.check(model.tokenizer, model.config.rows)
+        published.check(model.tokenizer, model.config.packing)
         return published.open(data, folder), published.split, published.rows
     columns = tuple(field.split(",")) if field and "," in field else field
     source = open_source(data, folder=folder, field=columns, detokenizer=detokenizer)
-    return source, split, model.config.rows
+    return source, split, model.config.packing
 
 
 def _objectives(name: str | None, model: TextModel) -> Mapping[str, Objective]:
@@ -222,18 +222,18 @@ def _objectives(name: str | None, model: TextModel) -> Mapping[str, Objective]:
     return {name: estimator(name, model.network)}
 
 
-def _figures(found: Mapping[str, Scored]) -> tuple[dict[str, Figure], dict[str, list[float]]]:
-    """Of the first estimator; of others nats a token, and how many standard errors they are off the first."""
+def _figures(found: Mapping[str, ScoredItems]) -> tuple[dict[str, Figure], dict[str, list[float]]]:
+    """Of the first estimator; of others nats per token, and how many standard errors they are off the first."""
     (_, first), *others = found.items()
     figures, items = first.figures(), first.items()
     for name, other in others:
-        figures[f"nats_a_token {name}"] = other.figures()["nats_a_token"]
+        figures[f"nats_per_token {name}"] = other.figures()["nats_per_token"]
         figures[f"z {name}"] = Figure(paired(other.nats - first.nats, first.tokens)[2])
         items[f"nats {name}"] = other.nats.tolist()
     return figures, items
 
 
-def _show(result: Result, found: Mapping[str, Scored], text: TextRows, out: Path) -> None:
+def _show(result: Result, found: Mapping[str, ScoredItems], text: TextRows, out: Path) -> None:
     table = Table("", *found)
     figures = [scored.figures() for scored in found.values()]
     for name in FIGURES:
@@ -250,7 +250,7 @@ def say(result: Result, out: Path) -> None:
     """The protocol, next to the numbers."""
     about, data = result.protocol, result.data
     draws = about["estimator"]["draws"]
-    how = f"≤ marks a bound, from {draws} stratified draws a row" if draws else "exact likelihood"
+    how = f"≤ marks a bound, from {draws} stratified draws per row" if draws else "exact likelihood"
     lines = [
         f"{about['items']}: {_plainly(about['rows'])}" + (f", the first {about['limit']:,}" if about["limit"] else ""),
         f"{how}; ± one standard error over {about['items']}; {about['counting']}",

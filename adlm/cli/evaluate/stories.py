@@ -9,16 +9,16 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from adlm.cli.evaluate.perplexity import check_counts, partial_file, place
+from adlm.cli.evaluate.perplexity import check_counts, partial_file, result_path
 from adlm.cli.progress import bar, console
 from adlm.cli.sample import options_of
-from adlm.configs import to_json
+from adlm.config import to_json
 from adlm.data.stories import Stories
+from adlm.distributed import joined
 from adlm.evaluate.result import Result
 from adlm.evaluate.stories import gives_length, likelihood_figures, sample_figures, story_nats, story_rows
 from adlm.evaluate.work import checksum, each_of, weights_checksum
 from adlm.text_model import load
-from adlm.world import joined
 
 _FRESH = 10_000  # added to the seed: models were trained on stories of small ones
 
@@ -45,7 +45,7 @@ def command(
         model: the folder of a model, or its name on the Hugging Face Hub.
         stories: fresh ones, to score.
         samples: stories that the model writes.
-        draws: noise levels a story, for bounds.
+        draws: noise levels per story, for bounds.
         sampler: by name, as in `adlm sample`.
         steps: of the sampler.
         set: any option of the sampler, as in --set temperature=0.8.
@@ -59,7 +59,7 @@ def command(
     given = options_of(set, {"steps": steps})
     with joined(device) as world:
         writer = load(model, revision=revision)
-        network, packing = writer.network.to(world.device), writer.config.rows
+        network, packing = writer.network.to(world.device), writer.config.packing
         chosen = writer.sampler(sampler, **given)
         source = Stories(seed=_FRESH + seed, test=stories)
         texts = list(source.documents("test"))
@@ -68,7 +68,7 @@ def command(
         about = {
             "text": "fresh stories, each with its end token on a row of its own",
             "length of a story": length,
-            "likelihood": "exact" if network.causal else f"a bound, from {draws} stratified mask counts a story",
+            "likelihood": "exact" if network.causal else f"a bound, from {draws} stratified mask counts per story",
             "divergence": "mean of log p - log q over stories, log p exact",
             "samples": samples,
             "sampler": to_json(chosen),
@@ -76,7 +76,7 @@ def command(
         }
         named = {"name": model, "weights": weights_checksum(network)}
         data = {"name": source.name, "key": checksum(source.fingerprint("test")), **source.fingerprint("test")}
-        out = out or place("stories", model)
+        out = out or result_path("stories", model)
         partial = partial_file(out, "stories")
         with bar("stories", stories) if world.first else nullcontext() as view:
             found = each_of(

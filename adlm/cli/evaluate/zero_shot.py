@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from adlm.cli.evaluate.perplexity import check_counts, facts, own_objective, partial_file, place, progress, say
+from adlm.cli.evaluate.perplexity import check_counts, facts, own_objective, partial_file, progress, result_path, say
 from adlm.cli.progress import console
+from adlm.distributed import joined
 from adlm.errors import DataError
 from adlm.evaluate.documents import packed_rows
 from adlm.evaluate.perplexity import estimator as estimator_named
@@ -17,7 +18,6 @@ from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.work import checksum, weights_checksum
 from adlm.evaluate.zero_shot import PUBLISHED, TEXT, Opened, chosen_sets, open_sets, wrapped_rows
 from adlm.text_model import load
-from adlm.world import joined
 
 
 def command(
@@ -52,7 +52,7 @@ def command(
         published: show published figures beside. They are of models with GPT-2's tokens, rows of 1,024 and
             OpenWebText, and comparable with no others.
         rows: score the first so many rows of each set alone.
-        draws: noise levels a row, for bounds.
+        draws: noise levels per row, for bounds.
         estimator: of the bound: counts, times, importance, published, score-entropy or d3pm.
         batch: rows that a process scores at a time.
         seed: of the masks.
@@ -61,20 +61,20 @@ def command(
         revision: of a model on the Hub.
     """
     check_counts(rows=rows, draws=draws, batch=batch)
-    wanted = chosen_sets([name.strip() for name in sets.split(",") if name.strip()] if sets else [])
+    output_mask = chosen_sets([name.strip() for name in sets.split(",") if name.strip()] if sets else [])
     with joined(device) as world:
         scored = load(model, revision=revision)
         scored.network.to(world.device)
         objective = estimator_named(estimator, scored.network) if estimator else own_objective(scored)
-        opened, missing = open_sets(wanted, data_dir, split=split)
+        opened, missing = open_sets(output_mask, data_dir, split=split)
         if missing and not (skip_missing and opened):
             why = "; ".join(f"{name}: {error.found}" for name, error in missing.items())
             where = "the files" if data_dir else "the network, or name a folder with --data-dir,"
             fix = f"check {where} or leave them out: --skip-missing, or --sets"
-            raise DataError(f"asked for the zero-shot sets {', '.join(each.name for each in wanted)}", why, fix)
-        packing = wrapped_rows(scored.config.rows)
+            raise DataError(f"asked for the zero-shot sets {', '.join(each.name for each in output_mask)}", why, fix)
+        packing = wrapped_rows(scored.config.packing)
         named = {"name": model, "weights": weights_checksum(scored.network)}
-        out = out or place("zero-shot", model)
+        out = out or result_path("zero-shot", model)
         figures: dict[str, Figure] = {}
         items: dict[str, list[float]] = {}
         texts: dict[str, dict[str, Any]] = {}

@@ -1,0 +1,55 @@
+"""Tokens as they are shown to people, in a terminal and on a page, and which of them are anchors."""
+
+import torch
+from tokenizers import decoders
+from torch import Tensor
+
+from adlm.anchors import AnchorRule, RareInSequence
+from adlm.config import from_json
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import AdlmError
+from adlm.models.io import ModelConfig
+from adlm.types import Batch
+
+
+class Pieces(dict[int, str]):
+    """Tokens as they are shown, each on one line."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.tokenizer, self.apart = tokenizer, isinstance(tokenizer.backend.decoder, decoders.WordPiece)
+        some = [tokenizer.token(i) for i in range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // 200)]
+        # About as wide as what will stand there, so that the rest of the text moves little.
+        self.blank = " ░░░" if sum(map(len, some)) > 2 * len(some) else "░"
+
+    def __missing__(self, index: int) -> str:
+        text = self.tokenizer.token(index)
+        if self.apart:
+            text = text[2:] if text.startswith("##") else f" {text}"
+        self[index] = harmless(text.replace("\t", " ")).replace("\n", "⏎")
+        return self[index]
+
+
+def harmless(text: str) -> str:
+    """Nothing in it that a terminal would obey: a model may write anything."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+
+
+def anchor_rule(config: ModelConfig) -> AnchorRule:
+    """The one a model was trained with, or the paper's."""
+    objective = (config.run or {}).get("objective")
+    data = objective.get("rule", objective.get("anchors")) if isinstance(objective, dict) else None
+    try:
+        return RareInSequence() if data is None else from_json(AnchorRule, data)  # type: ignore[type-abstract]
+    except AdlmError:
+        return RareInSequence()
+
+
+def anchors_by(rule: AnchorRule, tokens: Tensor, valid: Tensor) -> Tensor:
+    """[B, L] bool: anchors among the valid tokens; by the paper's rule where this one cannot say."""
+    number = torch.arange(len(tokens))
+    batch = Batch(tokens, valid, number, number)
+    try:
+        return rule.mark(batch)
+    except AdlmError:  # a rule may need a table or marks that came with its data
+        return RareInSequence().mark(batch)

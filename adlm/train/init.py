@@ -1,0 +1,186 @@
+"""Where the weights of a run come from, as values.
+
+They are given to a model as it was built, before adapters, freezing and the processes it is spread over. A saved
+model has averaged weights where its run averaged them, so these are what another run starts from.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ModelError
+from adlm.models.hand_over import Continued, Hidden, Logits
+from adlm.models.hub import find_model, find_transformers_model
+from adlm.models.io import load_model
+from adlm.models.language_model import LanguageModel
+from adlm.models.one_stage import OneStage
+from adlm.models.stack import Stack
+from adlm.models.transformers_causal import TransformersCausal, fill_from
+from adlm.models.two_stage import TwoStage
+
+
+@dataclass(frozen=True)
+class Init(ABC):
+    @abstractmethod
+    def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        """Give a freshly built model its first weights."""
+
+
+@dataclass(frozen=True)
+class RandomInit(Init):
+    """Random weights, from the run's seed."""
+
+    def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Finetune(Init):
+    """The weights of another model of the same network; only dropout may differ.
+
+    Args:
+        model: a folder, or owner/name on the Hub.
+    """
+
+    model: str
+
+    def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        asked = f"asked to start from {self.model}"
+        other = _load(self.model, tokenizer, asked)
+        if type(other) is not type(model):
+            fix = "name a model of the same kind; start=AnchorFrom makes two stages from one"
+            raise ModelError(asked, f"it is {type(other).__name__}, the run trains {type(model).__name__}", fix)
+        _check_same(_differences("network", getattr(model, "config", None), getattr(other, "config", None)), asked)
+        model.load_state_dict(other.state_dict())
+
+
+@dataclass(frozen=True)
+class AnchorFrom(Init):
+    """A two-stage model whose first stage is a one-stage model, and which at first predicts what that predicts.
+
+    Embedding, stack and head of the other model become the first stage. Its last norm and its head are copied to the
+    second stage too, whose fresh blocks change nothing; and the hand-over starts as the map that makes up for what
+    lies between: none for `Continued`, the inverse of the first stage's norm and head for `Logits` (exact, if the head
+    has full rank and time plays no part), that of its norm for `Hidden` (nearly, since the embedding is added).
+    `Probabilities` cannot be undone, so with it the second stage is that of a fresh model.
+
+    Args:
+        model: a folder, or owner/name on the Hub.
+    """
+
+    model: str
+
+    def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        asked = f"asked to start the anchor stage from {self.model}"
+        if not isinstance(model, TwoStage):
+            raise ModelError(asked, f"the run trains {type(model).__name__}: it has no anchor stage", "use Finetune")
+        other = _load(self.model, tokenizer, asked)
+        if not isinstance(other, OneStage):
+            fix = "name a model with one stage; start=Finetune takes a whole model"
+            raise ModelError(asked, f"it is {type(other).__name__}, not a model with one stage", fix)
+        ours, theirs = model.config, other.config
+        differences = [
+            *_differences("network.anchor", ours.anchor, theirs.stack),
+            *_differences("network.positions", ours.positions, theirs.positions),
+            # The other way round is possible: one matrix becomes three.
+            *_differences("network.tied", ours.tied, ours.tied and theirs.tied),
+        ]
+        _check_same(differences, asked)
+        model.embedding.load_state_dict(other.embedding.state_dict())
+        model.anchor.load_state_dict(other.stack.state_dict())
+        model.anchor_head.load_state_dict(other.head.state_dict())
+        _continue(model, other)
+
+
+@dataclass(frozen=True)
+class Pretrained(Init):
+    """The weights of a model of the library transformers, for a network of it (`TransformersCausalConfig`).
+
+    Tokens that it does not know start as the mean of those it knows, and rows begin as its own do.
+
+    Args:
+        model: a folder as that library saves them, or owner/name on the Hub; read as safetensors only.
+    """
+
+    model: str
+
+    def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        asked = f"asked to start from the pretrained {self.model}"
+        if not isinstance(model, TransformersCausal):
+            fix = "set the network to TransformersCausalConfig; start=Finetune takes models of this package"
+            raise ModelError(asked, f"the run trains {type(model).__name__}", fix)
+        folder = find_transformers_model(self.model, asked=asked)
+        fill_from(model, folder, tokenizer.backend.get_vocab(with_added_tokens=True), asked)
+
+
+@torch.no_grad()
+def _continue(model: TwoStage, other: OneStage) -> None:
+    """Let the second stage of `model` begin as the identity, where its hand-over can."""
+    kind, weights = model.config.hand_over, dict(model.hand_over.named_parameters())
+    gain, shift = _last_norm(other.stack)
+    if isinstance(kind, Logits):
+        matrix, bias = other.head.weight, other.head.bias
+        back = _inverse(matrix * gain)
+        weights["project.weight"].copy_(back)
+        weights["project.bias"].copy_(-back @ (matrix @ shift + bias).double())
+    elif isinstance(kind, Hidden):
+        # The gate is half open, and the token beside it has unit size: four times as much of the state tells.
+        weights["project.weight"].copy_(8 * _inverse(gain.diag()))
+    elif not isinstance(kind, Continued):
+        return
+    for name, module in other.stack.named_children():
+        if name != "blocks":
+            getattr(model.denoiser, name).load_state_dict(module.state_dict())
+    model.head.load_state_dict(other.head.state_dict())
+
+
+def _last_norm(stack: Stack) -> tuple[Tensor, Tensor]:
+    """Gain and shift [D] of a stack's last norm, at t = 0 where it follows the time."""
+    gain = stack.norm.weight
+    if stack.time is None or stack.modulation is None:
+        return gain, torch.zeros_like(gain)
+    shift, scale = stack.modulation(stack.time(gain.new_zeros(1)))[0].chunk(2)
+    return gain * (1 + scale), shift
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """The pseudo-inverse M+ = (M^T M)+ M^T of [V, D], by way of the small side."""
+    wide = matrix.double().mT
+    return torch.linalg.pinv(wide @ wide.mT, hermitian=True) @ wide
+
+
+def _load(name: str, tokenizer: Tokenizer, asked: str) -> LanguageModel:
+    folder = find_model(name, revision=None, asked=asked)
+    model, _, theirs = load_model(folder, asked=asked)
+    if theirs.fingerprint != tokenizer.fingerprint:
+        found = f"its tokenizer, of {theirs.vocab_size:,} tokens, is not the run's, of {tokenizer.vocab_size:,}"
+        raise ModelError(asked, found, f"set data.tokenizer={folder}")
+    return model
+
+
+def _differences(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Fields that make another network. Dropout has no weights and is off when a model is used."""
+    if type(ours) is type(theirs) and is_dataclass(ours):
+        for field in fields(ours):
+            if field.name != "dropout":
+                yield from _differences(f"{name}.{field.name}", getattr(ours, field.name), getattr(theirs, field.name))
+    elif ours != theirs:
+        yield name, _kind(ours), _kind(theirs)
+
+
+def _kind(value: Any) -> Any:
+    """A value as a setting names it."""
+    return type(value).__name__ if is_dataclass(value) else value
+
+
+def _check_same(differences: Iterable[tuple[str, Any, Any]], asked: str) -> None:
+    if differences := list(differences):
+        found = ", ".join(
+            f"{name} is {theirs} in the model and {ours} in the run" for name, ours, theirs in differences
+        )
+        raise ModelError(asked, found, f"set {' '.join(f'{name}={theirs}' for name, _, theirs in differences)}")

@@ -1,0 +1,1 @@
+"""Studies on top of `adlm`: experiments, reports, reasoning, code benchmarks. The library never imports it."""

@@ -1,0 +1,63 @@
+"""`adlm demo`: the main job in minutes."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.panel import Panel
+from rich.text import Text
+
+from adlm.cli.progress import console
+from adlm.errors import ConfigError
+from adlm_studies.cli.experiment import printed, shown, write_all
+from adlm_studies.experiments.demo import Demo
+from adlm_studies.experiments.study import REPORT, carry_out
+from adlm_studies.report.sections import ReportTable, Texts
+
+
+def command(
+    *,
+    corpus: str = "stories",
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    out: Path = Path("runs/demo"),
+    steps: int | None = None,
+    samples: int = 3,
+    seed: int = 0,
+) -> None:
+    """Train AR, MDLM and ADLM of one size on text that comes with the package, score them, write samples and a report.
+
+    Args:
+        corpus: stories (generated; its exact entropy is known), kjv, pydocs, pycode, or a file, folder or glob.
+        quick: a tenth of the training: a minute or two, and the samples show it.
+        out: where models, prepared data, results.json and report.html go.
+        steps: training steps of each model.
+        samples: texts to print for each model.
+        seed: of data order, noise and samples.
+    """
+    for name, value in (("--steps", steps), ("--samples", samples)):
+        if value is not None and value < 1:
+            raise ConfigError(f"asked for {name} {value}", "fewer than 1", "give 1 or more")
+    began = time.perf_counter()
+    words = ["adlm", "demo", "--corpus", corpus, "--seed", str(seed)]
+    words += [*(["--quick"] if quick else []), *(["--steps", str(steps)] if steps else [])]
+    study = Demo(corpus=corpus, training_steps=steps or 0, shown=samples, seed=seed)
+    if quick:
+        study = replace(study, training_steps=steps or 150, rows=100, texts=20)
+    found = carry_out(study, out, around=shown)
+    report = study.report(found)
+    write_all(study, out, found, report, words)
+    for section in report.sections:
+        if isinstance(section, ReportTable):
+            console().print(printed(section))
+        elif isinstance(section, Texts):
+            for name in dict.fromkeys(heading for heading, _ in section.texts):
+                texts = [text for heading, text in section.texts if heading == name]
+                console().print(Panel(Text("\n\n".join(texts)), title=name, title_align="left"))
+    minutes = (time.perf_counter() - began) / 60
+    console().print(f"{minutes:.1f} minutes. Look at {out}/{REPORT} in a browser.", highlight=False, soft_wrap=True)
+    example = 'adlm.load("' + (out / "adlm").as_posix() + '").generate(n=2)'
+    console().print(
+        f"Next: python -c 'import adlm; print(*{example}, sep=\"\\n\")'", highlight=False, markup=False, soft_wrap=True
+    )

@@ -1,0 +1,78 @@
+"""`adlm reason show`: one problem, and what a model makes of it."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from adlm.cli.live import harmless
+from adlm.cli.progress import console
+from adlm.errors import ConfigError
+from adlm_studies.cli.reason.evaluate import opened
+from adlm_studies.reasoning.decode import Solved, ThoughtPrediction
+from adlm_studies.reasoning.solve import limit_for, solve
+
+
+def command(
+    run: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    number: int = 0,
+    split: str = "test",
+    data: str | None = None,
+    plain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    device: str = "auto",
+) -> None:
+    """A problem, what each thought of a model predicted, what it wrote, and whether that is right.
+
+    Args:
+        run: the folder of a model that `adlm reason train` trained.
+        number: of the problem in its split, from 0.
+        split: test, valid or train.
+        data: the folder with the task's files, if not where they were in training.
+        plain: a diffusion model unmasks in one order of its own, instead of anchors first.
+        device: auto, cpu, cuda or mps.
+    """
+    model, config = opened(run, data, device)
+    problems = config.task.problems(split)
+    if not 0 <= number < len(problems):
+        found = f"{len(problems):,} problems in {config.task.name} ({split})"
+        raise ConfigError(f"asked for problem {number}", found, f"give 0 to {len(problems) - 1}")
+    limit = limit_for(config, model.tokenizer, split)
+    rows, (solved,) = solve(model.network, model.tokenizer, config, [problems[number]], split, limit=limit, plain=plain)
+    output_mask = [model.tokenizer.token(token) if token >= 0 else "" for token in rows.output_mask(0)]
+    console().print(_shown(solved, f"{config.task.name} {split} {number}", output_mask))
+
+
+def _shown(solved: Solved, title: str, output_mask: Sequence[str]) -> Group:
+    problem, written = solved.problem, solved.written
+    parts = [Panel(Text(harmless(problem.question)), title=title, title_align="left")]
+    if written.thoughts:
+        table = _thoughts(written.thoughts, output_mask, written.placed)
+        parts.append(Panel(table, title="thoughts", title_align="left"))
+    parts.append(Panel(Text(harmless(written.text)), title=f"written: {written.tokens} tokens", title_align="left"))
+    if solved.right:
+        verdict = Text(f"right: {solved.found}", style="bold green")
+    else:
+        given = "no answer in it" if solved.found is None else solved.found
+        verdict = Text(f"wrong: {given}; the answer is {problem.answer}", style="bold red")
+    return Group(*parts, verdict)
+
+
+def _thoughts(
+    thoughts: Sequence[Sequence[ThoughtPrediction]], output_mask: Sequence[str], placed: Sequence[str]
+) -> Table:
+    """A row a thought: the token it was to predict, what a diffusion model placed there, and its likeliest tokens."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "important", *(["placed"] if placed else []), *(["predicted"] + [""] * (len(thoughts[0]) - 1))):
+        table.add_column(name)
+    for i, guesses in enumerate(thoughts):
+        important = output_mask[i].strip() if i < len(output_mask) else ""
+        cells = [Text(f"{harmless(guess.token).strip()} {guess.probability:.0%}") for guess in guesses]
+        filled = [Text(harmless(placed[i]).strip())] if placed else []
+        table.add_row(str(i + 1), Text(harmless(important)), *filled, *cells)
+    return table

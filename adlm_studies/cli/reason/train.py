@@ -1,0 +1,108 @@
+"""`adlm reason train`: a task and a method into a model."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from adlm.cli.progress import TrainingBar, bar, console
+from adlm.config import to_json, with_changes
+from adlm.train.init import RandomInit
+from adlm.train.trainer import BEST, Callbacks
+from adlm_studies.reasoning.stages import (
+    PUBLISHED,
+    Curriculum,
+    CurriculumStage,
+    base_of,
+    diffusion_stage,
+    method_for,
+    pretrained,
+    scratch,
+    stages_of,
+    train_in_stages,
+)
+from adlm_studies.reasoning.tasks import task_of
+
+
+def command(
+    *,
+    task: str,
+    method: str = "anchored",
+    base: str = "ar",
+    size: str = "nano",
+    out: Path | None = None,
+    data: str | None = None,
+    scale: float = 1.0,
+    rows: int = 128,
+    problems: int = 0,
+    held_out: int = 512,
+    longest: int = 0,
+    best: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    seed: int = 0,
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    device: str = "auto",
+) -> None:
+    """Train a model to answer the questions of a task, stage by stage, or go on where it was stopped.
+
+    Args:
+        task: gsm8k, gsm8k-equations, prosqa, prontoqa, or one that is generated: arithmetic, graph.
+        method: none, chain, pause, implicit, coconut or anchored.
+        base: ar or a2r, left to right; mdlm or adlm, by diffusion (methods anchored and chain); all with fresh weights.
+            Or a model to begin with: its folder, or its name on the Hub.
+        size: of a model with fresh weights: nano, micro, tiny, small, medium.
+        out: where the model goes; runs/reason/TASK-METHOD-BASE by default.
+        data: the folder with the task's files, where it has any.
+        scale: of the published epochs: 0.1 trains a tenth as long.
+        rows: problems in a step.
+        problems: train on the first so many; 0: all.
+        held_out: validate on the first so many; 0: all.
+        longest: leave out problems of more tokens than this; 0: none.
+        best: go on from the model of each stage that validated best, instead of the last.
+        set: change anything else, as in --set method.most=3 --set anchor_weight=0.5 --set train.optimizer=AdamW.
+        seed: of weights and order.
+        dry_run: print the stages and stop.
+        device: auto, cpu, cuda or mps.
+    """
+    chosen, begun = task_of(task, data), base_of(base, size)
+    curriculum = Curriculum(
+        chosen,
+        method_for(task, method),
+        begun.network,
+        PUBLISHED[task].epochs,
+        begun.init,
+        scale=scale,
+        rows=rows,
+        train=scratch(seed) if begun.init == RandomInit() else pretrained(seed),
+        best=best,
+        tokenizer=begun.tokenizer,
+        problems=problems,
+        held_out=held_out,
+        longest=longest,
+    )
+    curriculum = with_changes(curriculum, set)
+    folder = out or Path("runs") / "reason" / f"{task}-{method}-{Path(base).name}"
+    if begun.objective is None:
+        stages = stages_of(curriculum, folder)
+    else:
+        stages = [diffusion_stage(curriculum, folder, begun.objective)]
+    if dry_run:
+        console().print_json(json.dumps(to_json(curriculum)))
+        for stage in stages:
+            console().print(f"{stage.run.name}: {stage.run.train.steps:,} steps in {stage.folder}", highlight=False)
+        return
+    table = stages[-1].run.data.prepare().train
+    read = f"{len(table):,} problems of {table.name} ({chosen.origin('train')})"
+    console().print(read, highlight=False, soft_wrap=True)
+    result = train_in_stages(stages, device=device, around=_shown)
+    result = result / BEST if best else result
+    console().print(f"The model is in {result}/: adlm reason evaluate {result}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _shown(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
+    with bar(f"stage {number + 1}/{count}", stage.run.train.steps) as view:
+        yield Callbacks(TrainingBar(view, stage.run.train.steps), view.print)

@@ -1,0 +1,276 @@
+"""Programs: what reference solutions cost a model, given their prompts, and how many of its own pass their tests.
+
+HumanEval and pass@k: Chen et al. 2021 (arXiv 2107.03374). MBPP: Austin et al. 2021 (arXiv 2108.07732).
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adlm.data.files import TextFiles, json_records
+from adlm.data.packing import Packing
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError, DataError, ModelError, UnknownName
+from adlm.evaluate.bound import position_nats
+from adlm.models.language_model import LanguageModel
+from adlm.randomness import Noise
+from adlm.types import Batch
+from adlm_studies.code.sandbox import ProgramLimits, run
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+STATUSES = ("passed", "failed", "timeout", "ended")
+_WINDOWS = 1 << 16  # more than a solution has: the noise of problem i begins at row i times this
+_TEST_TASKS = range(11, 511)
+
+
+@dataclass(frozen=True)
+class CodeProblem:
+    """What is asked, what the authors answered, and what an answer has to pass, after `prompt + answer` was run."""
+
+    name: str
+    prompt: str
+    solution: str
+    tests: str
+
+
+class CodeSet(NamedTuple):
+    """How a set is laid out: the file in its folder, a record as a problem, what a model's answer is cut before."""
+
+    file: str
+    read: Callable[[Mapping[str, object]], CodeProblem | None]
+    stops: tuple[str, ...]
+
+
+def _humaneval(record: Mapping[str, object]) -> CodeProblem:
+    name, prompt, solution, tests, entry = (
+        _text(record, field) for field in ("task_id", "prompt", "canonical_solution", "test", "entry_point")
+    )
+    return CodeProblem(name, prompt, solution, f"{tests}\ncheck({entry})\n")
+
+
+def _mbpp(record: Mapping[str, object]) -> CodeProblem:
+    tests = record["test_list"]
+    if not isinstance(tests, list) or not tests:
+        raise KeyError("test_list")
+    # One of the tests is shown, since the words do not tell the function's name.
+    prompt = f'"""\n{_text(record, "text")}\n{tests[0]}\n"""\n'
+    checks = "\n".join([_text(record, "test_setup_code"), *map(str, tests)])
+    return CodeProblem(str(record["task_id"]), prompt, _text(record, "code") + "\n", checks + "\n")
+
+
+def _mbpp_test(record: Mapping[str, object]) -> CodeProblem | None:
+    return _mbpp(record) if record["task_id"] in _TEST_TASKS else None
+
+
+def _text(record: Mapping[str, object], field: str) -> str:
+    value = record[field]
+    if not isinstance(value, str):
+        raise KeyError(field)
+    return value.replace("\r\n", "\n")
+
+
+_AFTER_FUNCTION = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\nassert")
+_AFTER_ANSWER = ("\nassert", '\n"""', "\nprint", "\nif __name__")
+SETS = {
+    "humaneval": CodeSet("HumanEval.jsonl", _humaneval, _AFTER_FUNCTION),
+    "mbpp": CodeSet("mbpp.jsonl", _mbpp_test, _AFTER_ANSWER),
+    "mbpp-all": CodeSet("mbpp.jsonl", _mbpp, _AFTER_ANSWER),
+}
+
+
+def read_problems(name: str, path: Path) -> list[CodeProblem]:
+    """The problems of a set: `mbpp` is its test split, tasks 11 to 510, `mbpp-all` all of it.
+
+    Args:
+        path: the folder with the set's file, as published, plain or as .gz; or the file.
+    """
+    if name not in SETS:
+        raise UnknownName("set of programming problems", name, SETS)
+    layout, asked = SETS[name], f"asked for the problems of {name} in {path}"
+    candidates = [path] if path.is_file() else [path / f"{layout.file}{ending}" for ending in ("", ".gz")]
+    file = next((each for each in candidates if each.is_file()), None)
+    if file is None:
+        raise DataError(asked, f"no {layout.file} or {layout.file}.gz there", "name the folder that holds it")
+    problems = []
+    for where, record in json_records(file, TextFiles(str(file))):
+        try:
+            problem = layout.read(record if isinstance(record, dict) else {})
+        except (KeyError, TypeError) as error:
+            raise DataError(asked, f"no text for {error} at {where}", f"give the file as {name} has it") from error
+        if problem is not None:
+            problems.append(problem)
+    if not problems:
+        raise DataError(asked, "not one problem", "get the file again")
+    return problems
+
+
+def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str]]:
+    """Answers to each problem out of a file with an object a line that has a `task_id` and a `completion`."""
+    asked = f"asked for solutions in {path}"
+    if not path.is_file():
+        raise DataError(asked, "no such file", "name a .jsonl with task_id and completion on each line")
+    found: dict[str, list[str]] = {problem.name: [] for problem in problems}
+    strangers = 0
+    for where, record in json_records(path, TextFiles(str(path))):
+        name = record.get("task_id") if isinstance(record, dict) else None
+        completion = record.get("completion") if isinstance(record, dict) else None
+        if name is None or not isinstance(completion, str):
+            raise DataError(asked, f"no task_id or no completion at {where}", "give both in an object a line")
+        strangers += str(name) not in found
+        found.setdefault(str(name), []).append(completion)
+    missing = [problem.name for problem in problems if not found[problem.name]]
+    if missing:
+        more = f", and {strangers} of problems that are not in the set" if strangers else ""
+        raise DataError(
+            asked,
+            f"none for {len(missing)} of {len(problems)} problems, {missing[0]} the first{more}",
+            "add them, an empty completion where there is none, or ask for fewer with --problems",
+        )
+    return [found[problem.name] for problem in problems]
+
+
+def cut_at(text: str, stops: Sequence[str]) -> str:
+    """The text before the first of the stops. A model that goes on after its answer goes on with something else."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+def pass_at(n: int, passed: int, k: int) -> float:
+    """The probability that one of k answers, drawn from n of which `passed` pass, passes: 1 - C(n-c, k) / C(n, k)."""
+    if not 1 <= k <= n:
+        raise ConfigError(f"asked for pass@{k} from {n} answers a problem", "not from 1 to as many", "write more")
+    return 1 - math.comb(n - passed, k) / math.comb(n, k)
+
+
+def judged(
+    problems: Sequence[CodeProblem], answers: Sequence[Sequence[str]], limits: ProgramLimits | None = None
+) -> Callable[[Numbers], Array]:
+    """For `each_of`: how many of the answers to each problem came to which of `STATUSES`, [n, 4]. Runs them."""
+
+    def compute(numbers: Numbers) -> Array:
+        jobs = [(row, problems[i], answer) for row, i in enumerate(numbers.tolist()) for answer in answers[i]]
+        counts = np.zeros((len(numbers), len(STATUSES)))
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            outcomes = pool.map(lambda job: run(job[1].prompt + job[2], job[1].tests, limits=limits), jobs)
+            for (row, *_), outcome in zip(jobs, outcomes, strict=True):
+                counts[row, STATUSES.index(outcome.status)] += 1
+        return counts
+
+    return compute
+
+
+class _Row(NamedTuple):
+    ids: list[int]
+    given: int
+
+
+class EncodedSolutions(NamedTuple):
+    """A problem for one model: its rows, of which the first tokens are given, tokens to write, bytes to write."""
+
+    rows: list[_Row]
+    tokens: int
+    bytes: int
+    prompt_cut: bool
+    windows: bool
+
+
+def spelled(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> EncodedSolutions:
+    """The solution and the end token after the prompt, encoded apart from it, on one row if they fit.
+
+    Else in windows that fill their rows: the first holds the end of the prompt and the beginning of the solution, and
+    each later one goes on with as much of what came before as leaves half of it, or less, to be written.
+    """
+    begin, end = packing.frame(tokenizer.roles)
+    prompt, solution = tokenizer.encode_batch([problem.prompt, problem.solution])
+    before, target = prompt.tolist(), [*solution.tolist(), *end]
+    size, room = len(problem.solution.encode()), packing.length - len(begin)
+    if len(before) + len(target) <= room:
+        return EncodedSolutions(
+            [_Row([*begin, *before, *target], len(begin) + len(before))], len(target), size, False, False
+        )
+    whole, half = [*before, *target], room // 2
+    kept = min(len(before), max(half, room - len(target)))
+    at = len(before) - kept + room
+    rows = [_Row([*begin, *whole[len(before) - kept : at]], len(begin) + kept)]
+    while at < len(whole):
+        step = min(room - half, len(whole) - at)
+        rows.append(_Row([*begin, *whole[at + step - room : at + step]], packing.length - step))
+        at += step
+    return EncodedSolutions(rows, len(target), size, kept < len(before), len(rows) > 1)
+
+
+def unreadable(problems: Sequence[CodeProblem], tokenizer: Tokenizer) -> int:
+    """How many solutions do not come back from a tokenizer as they were: what they cost then is not what texts cost."""
+    ids = tokenizer.encode_batch([problem.solution for problem in problems])
+    return sum(tokenizer.decode(row) != problem.solution for row, problem in zip(ids, problems, strict=True))
+
+
+def solution_nats(
+    model: LanguageModel,
+    texts: Sequence[EncodedSolutions],
+    packing: Packing,
+    *,
+    pad_id: int,
+    draws: int = 16,
+    seed: int = 0,
+    at_a_time: int = 16,
+) -> Callable[[Numbers], Array]:
+    """For `each_of`: nats of each solution given its prompt, [n, 1]: exact left to right, else the bound.
+
+    Where a model writes its padding, that is in it, as in the bound of its rows.
+    """
+    noise = Noise(seed).fork("code")
+    device = next(model.parameters(), torch.zeros(0)).device
+
+    def compute(numbers: Numbers) -> Array:
+        rows = [(place, n, row) for place, i in enumerate(numbers.tolist()) for n, row in enumerate(texts[i].rows)]
+        out = np.zeros((len(numbers), 1))
+        for start in range(0, len(rows), at_a_time):
+            some = rows[start : start + at_a_time]
+            draw = torch.tensor([int(numbers[place]) * _WINDOWS + n for place, n, _ in some])
+            batch = _batch([row for *_, row in some], draw, packing, pad_id).to(device)
+            with torch.no_grad():
+                nats = position_nats(model, batch, draws=draws, noise=noise).double().sum(-1).cpu()
+            if not nats.isfinite().all():
+                raise ModelError(
+                    "asked what solutions cost", "a cost that is no finite number", "train again: weights are damaged"
+                )
+            for (place, *_), value in zip(some, nats.tolist(), strict=True):
+                out[place] += value
+        return out
+
+    return compute
+
+
+def _batch(rows: Sequence[_Row], draw: torch.Tensor, packing: Packing, pad_id: int) -> Batch:
+    padded = packing.pads and packing.padding_counts
+    length = packing.length if padded else max(len(row.ids) for row in rows)
+    tokens = torch.tensor([row.ids + [pad_id] * (length - len(row.ids)) for row in rows])
+    place = torch.arange(length)
+    valid = torch.stack([(place < len(row.ids)) | padded for row in rows])
+    fixed = torch.stack([place < row.given for row in rows])
+    return Batch(tokens, valid, draw, draw, fixed)
+
+
+def completions(
+    problems: Sequence[CodeProblem],
+    write: Callable[[str], Sequence[str]],
+    room: Callable[[str], bool],
+    stops: Sequence[str],
+) -> Iterator[list[str]]:
+    """A model's answers to each problem, cut where they end; none where the prompt leaves no room for one.
+
+    Args:
+        write: texts that go on from a prompt, prompt included.
+    """
+    for problem in problems:
+        texts = write(problem.prompt) if room(problem.prompt) else []
+        yield [cut_at(text.removeprefix(problem.prompt), stops) for text in texts]

@@ -1,0 +1,334 @@
+"""What do anchors have to be like? One thing about them is changed at a time, around a scale's own ADLM."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, NamedTuple
+
+from adlm.anchors.rules import AnchorRule, EveryToken, RandomFraction, RareInSequence
+from adlm.errors import UnknownName
+from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
+from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.degraded import DegradedAnelbo
+from adlm.objectives.nelbo import Anelbo
+from adlm.train.run import Run
+from adlm_studies.experiments import settings
+from adlm_studies.experiments.probing import (
+    AtRandom,
+    Content,
+    CountedRule,
+    HighTfIdf,
+    Rare,
+    TrainAndProbe,
+    TrainCounted,
+)
+from adlm_studies.experiments.statistics import exponential, over_runs, paired, said_of
+from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.tables import nats_of, of
+from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, ReportTable, Section, Series
+
+# What is changed, in the words of the report.
+AXES: dict[str, str] = {
+    "rule": "Which tokens are anchors",
+    "threshold": "How often a token may occur in its row and be an anchor",
+    "gamma": "Weight of the anchor loss, γ",
+    "positions": "Where the anchor loss is taken",
+    "depth": "Layers of the anchor stage + of the denoiser",
+    "hand-over": "What the anchor stage hands over",
+    "wrong": "Anchors that the loss gets wrong on purpose, by chance",
+}
+# Perplexities of the paper's ablations: OpenWebText, 78 billion tokens (arXiv 2505.18456).
+PAPER: dict[str, dict[str, float]] = {
+    "threshold": {"1": 23.17, "5": 22.32, "10": 23.01, "20": 23.98},
+    "gamma": {"0.03": 22.39, "0.003": 22.32, "3e-05": 23.72},
+}
+_THRESHOLDS = (1, 5, 10, 20)
+_GAMMAS = (0.0, 3e-5, 3e-3, 3e-2, 0.05, 1.0)
+_WRONG = (0.0, 0.25, 0.5, 1.0)
+_SPLITS = 6  # of the depth; each but the ends is a setting
+_HAND_OVERS: dict[str, HandOver] = {
+    "logits": Logits(), "probabilities": Probabilities(), "hidden": Hidden(), "continued": Continued(),
+}  # fmt: skip
+_RECIPE = "recipe"
+
+
+class _Point(NamedTuple):
+    """A setting that was trained: nats by seed, anchor accuracy by seed, and the fraction of tokens marked."""
+
+    axis: str
+    value: str
+    nats: dict[int, float]
+    accuracy: dict[int, float]
+    fraction: float
+
+    @property
+    def mean(self) -> Interval:
+        return over_runs(list(self.nats.values()), bound=True)
+
+
+@dataclass(frozen=True)
+class Anchors(Study):
+    """Args:
+    corpus: by its name at the scale; by default kjv where the scale has it, or its first one.
+    axes: what to change, by name; all by default.
+    training_steps: the scale's own by default.
+    rows: held-out rows to score on.
+    probed: held-out rows at which anchor stages are asked.
+    """
+
+    name: ClassVar[str] = "anchors"
+    question: ClassVar[str] = "What do anchors have to be like for the bound to be good?"
+
+    corpus: str = ""
+    axes: tuple[str, ...] = ()
+    training_steps: int = 0
+    rows: int = 400
+    probed: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for axis in self.axes:
+            if axis not in AXES:
+                raise UnknownName("change to anchors", axis, AXES)
+
+    def steps(self) -> Sequence[StudyStep]:
+        return [step for seed in range(self.seeds) for step in self._of_seed(seed)]
+
+    def _of_seed(self, seed: int) -> list[StudyStep]:
+        recipe = self._recipe(seed)
+        work: dict[tuple[str, str], StudyWork] = {("", _RECIPE): self._probed(recipe)}
+        for axis in self._axes:
+            for value, change in changes(axis, recipe).items():
+                if change == recipe:
+                    continue
+                run = recipe if isinstance(change, CountedRule) else change
+                train = self._probed(replace(run, name=f"{recipe.name}-{axis}-{_slug(value)}"))
+                work[axis, value] = TrainCounted(train, change) if isinstance(change, CountedRule) else train
+        return [
+            StudyStep(
+                "/".join(filter(None, (self._corpus, axis, _slug(value), f"seed-{seed}"))),
+                each,
+                {"corpus": self._corpus, "model": "ADLM", "axis": axis, "value": value, "seed": seed},
+            )
+            for (axis, value), each in work.items()
+        ]
+
+    def _probed(self, run: Run) -> TrainAndProbe:
+        return TrainAndProbe(run, rows=self.rows, probed=self.probed)
+
+    @property
+    def _axes(self) -> tuple[str, ...]:
+        return self.axes or tuple(AXES)
+
+    @property
+    def _corpus(self) -> str:
+        known = settings.corpora(self.scale)
+        return self.corpus or ("kjv" if "kjv" in known else known[0])
+
+    def _recipe(self, seed: int = 0) -> Run:
+        return settings.run_of(self.scale, self._corpus, "adlm", seed=seed, steps=self.training_steps or None)
+
+    def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
+        title = "What anchors have to be like"
+        recipe = _point("", _RECIPE, outcomes)
+        if recipe is None:
+            return ReportPage(title, f"{self.question} The recipe's own model is not trained yet.", [])
+        run = self._recipe()
+        sections: list[Section] = []
+        changed: list[_Point] = []
+        for axis in self._axes:
+            values = changes(axis, run)
+            own = next((value for value, change in values.items() if change == run), None)
+            found = (recipe._replace(value=v) if v == own else _point(axis, v, outcomes) for v in values)
+            points = [point for point in found if point is not None]
+            changed += [point for point in points if point.value != own]
+            sections += [_table(axis, points, recipe, own), *_chart(axis, points)]
+        sections.append(_scatter([recipe, *changed]))
+        return ReportPage(title, _lead(recipe, changed), sections)
+
+
+def changes(axis: str, recipe: Run) -> Mapping[str, Run | CountedRule]:
+    """Every value on an axis: the run that differs from the recipe in this alone, or the rule that it will have.
+
+    The recipe's own value is among them, and gives the recipe itself.
+    """
+    objective, network = recipe.objective, recipe.network
+    assert isinstance(objective, Anelbo)
+    assert isinstance(network, TwoStageConfig)
+
+    def by(rule: AnchorRule) -> Run:
+        return replace(recipe, objective=replace(objective, rule=rule))
+
+    if axis == "rule":
+        return {
+            "rare in its row": recipe,
+            "rare in the corpus": Rare(),
+            "high tf-idf, half": HighTfIdf(0.5),
+            "content words": Content(),
+            "every token": by(EveryToken()),
+            "at random, as many": AtRandom(),
+            "at random, half": by(RandomFraction(0.5)),
+        }
+    if axis == "threshold":
+        return {str(most): by(RareInSequence(most)) for most in _THRESHOLDS}
+    if axis == "gamma":
+        gammas = sorted({*_GAMMAS, objective.gamma})
+        return {f"{gamma:g}": replace(recipe, objective=replace(objective, gamma=gamma)) for gamma in gammas}
+    if axis == "positions":
+        named = {"masked": True, "all": False}
+        return {name: replace(recipe, objective=replace(objective, masked_only=m)) for name, m in named.items()}
+    if axis == "depth":
+        total = network.anchor.layers + network.denoiser_layers
+        splits = {round(total * k / _SPLITS) for k in range(1, _SPLITS)} | {network.anchor.layers}
+        return {f"{a}+{total - a}": _split(recipe, network, a) for a in sorted(splits) if 0 < a < total}
+    if axis == "hand-over":
+        return {
+            name: replace(recipe, network=replace(network, hand_over=hand_over))
+            for name, hand_over in _HAND_OVERS.items()
+        }
+    values = {field.name: getattr(objective, field.name) for field in fields(objective)}
+    return {
+        f"{wrong:g}": replace(recipe, objective=DegradedAnelbo(**values, wrong=wrong)) if wrong else recipe
+        for wrong in _WRONG
+    }
+
+
+def _split(recipe: Run, network: TwoStageConfig, anchor: int) -> Run:
+    rest = network.anchor.layers + network.denoiser_layers - anchor
+    deep = replace(network, anchor=replace(network.anchor, layers=anchor), denoiser_layers=rest)
+    return replace(recipe, network=deep)
+
+
+def _slug(value: str) -> str:
+    return "-".join("".join(c if c.isalnum() or c in "+.-" else " " for c in value).split())
+
+
+def _point(axis: str, value: str, outcomes: Sequence[StepOutcome]) -> _Point | None:
+    found = of(outcomes, axis=axis, value=value)
+    if not found:
+        return None
+    accuracy = {
+        outcome.labels["seed"]: 100 * outcome.result["anchors"]["anchor stage accuracy"]["mean"] for outcome in found
+    }
+    return _Point(axis, value, nats_of(found), accuracy, found[0].result["anchors"]["share"])
+
+
+def _against(point: _Point, recipe: _Point) -> Interval | None:
+    shared = sorted(set(point.nats) & set(recipe.nats))
+    return paired([point.nats[s] for s in shared], [recipe.nats[s] for s in shared]) if shared else None
+
+
+def _table(axis: str, points: Sequence[_Point], recipe: _Point, own: str | None) -> ReportTable:
+    paper = PAPER.get(axis, {})
+    rows: list[list[Cell]] = []
+    for point in points:
+        mean = point.mean
+        rows.append([
+            f"{point.value} (recipe)" if point.value == own else point.value,
+            f"{100 * point.fraction:.0f} %",
+            over_runs(list(point.accuracy.values())),
+            mean,
+            exponential(mean),
+            None if point.value == own else _against(point, recipe),
+            *([paper.get(point.value)] if paper else []),
+        ])  # fmt: skip
+    columns = ["", "tokens that are anchors", "anchor accuracy, %", "nats per token", "perplexity",
+               "nats against the recipe"]  # fmt: skip
+    note = (
+        "All else is the recipe's. Anchor accuracy is the first stage's at masked tokens that are rare in their row, "
+        f"the same ones for all. {said_of(len(recipe.nats))}; what is compared is first taken within a seed."
+    )
+    if axis == "gamma":
+        note += (
+            " γ grows with the fraction of the run that is done until it has its value: 1 is reached only at the end."
+        )
+    if paper:
+        columns.append("the paper's perplexity")
+        note += " The paper's figures are of OpenWebText with 78 billion tokens: compare how they go, not their size."
+    best = ["", "", "high", "low", "low", "low", *(["low"] if paper else [])]
+    return ReportTable(AXES[axis], note, columns, rows, best)
+
+
+def _chart(axis: str, points: Sequence[_Point]) -> list[Section]:
+    """Of axes with numbers on them; a weight of 0 has no place on a logarithmic axis and is a level across."""
+    if axis not in ("threshold", "gamma", "wrong"):
+        return []
+    log = axis != "wrong"
+    shown = [point for point in points if not log or float(point.value) > 0]
+    levels = [("γ = 0", point.mean.value) for point in points if log and float(point.value) == 0]
+    series = [Series.of("ADLM", [(float(point.value), point.mean) for point in shown])] if shown else []
+    note = "Bars are 95 % intervals over seeds, where there are several."
+    return [Chart(AXES[axis], note, axis, "nats per token", series, x_log=log, levels=levels)]
+
+
+def _scatter(points: Sequence[_Point]) -> Chart:
+    series = []
+    for axis in dict.fromkeys(point.axis for point in points):
+        here = [point for point in points if point.axis == axis]
+        series.append(
+            Series(
+                axis or _RECIPE,
+                [_accuracy(point) for point in here],
+                [point.mean.value for point in here],
+                labels=[point.value for point in here],
+                line=False,
+            )
+        )
+    note = (
+        f"Every point is a setting: {_correlated(points)} Not every setting changes how good anchors are alone: a "
+        "deeper anchor stage is better at them and leaves less of a denoiser."
+    )
+    return Chart("Anchor accuracy and the final bound", note, "anchor accuracy, %", "nats per token", series)
+
+
+def _accuracy(point: _Point) -> float:
+    return over_runs(list(point.accuracy.values())).value
+
+
+def _correlated(points: Sequence[_Point]) -> str:
+    r = correlation([_accuracy(point) for point in points], [point.mean.value for point in points])
+    if r is None:
+        return "there are too few settings for a correlation."
+    return f"the correlation is r = {r.value:.2f} (95 % interval {r.low:.2f} to {r.high:.2f}, {len(points)} settings)."
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> Interval | None:
+    """Pearson's r with its 95 % interval by Fisher's transform; None of fewer than four points, or of equal ones."""
+    n = len(x)
+    mean_x, mean_y = math.fsum(x) / max(n, 1), math.fsum(y) / max(n, 1)
+    xx, yy = math.fsum((a - mean_x) ** 2 for a in x), math.fsum((b - mean_y) ** 2 for b in y)
+    if n < 4 or xx == 0 or yy == 0:
+        return None
+    r = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / math.sqrt(xx * yy)
+    z, half = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, r))), 1.96 / math.sqrt(n - 3)
+    return Interval(r, math.tanh(z - half), math.tanh(z + half), runs=n)
+
+
+def _lead(recipe: _Point, changed: Sequence[_Point]) -> str:
+    """What the numbers say, with how much they can say."""
+    found = [(point, difference) for point in changed if (difference := _against(point, recipe)) is not None]
+    if not found:
+        return "Only the recipe's own model is trained so far."
+    better = sum(difference.value < 0 for _, difference in found)
+    text = f"{better} of {len(found)} changes give a lower bound than the recipe"
+    seeds = len(recipe.nats)
+    if seeds > 1:
+        surely_better = sum(difference.high < 0 for _, difference in found)
+        surely_worse = sum(difference.low > 0 for _, difference in found)
+        text += (
+            f", {surely_better} of them beyond the 95 % interval over {seeds} seeds; {surely_worse} give a higher one "
+            f"beyond it. By chance alone about {0.05 * len(found):.1f} would fall outside."
+        )
+    else:
+        text += ". With one seed, small differences are not told from chance."
+    best, gain = min(found, key=lambda each: each[1].value)
+    text += f" Best of them is {best.axis} {best.value}, at {_signed(gain)} nats per token against the recipe."
+    for point, difference in found:
+        if (point.axis, point.value) == ("wrong", "1"):
+            text += f" An anchor loss that is always wrong changes the bound by {_signed(difference)} nats."
+    return f"{text} Anchor accuracy and bound: {_correlated([recipe, *changed])}"
+
+
+def _signed(found: Interval) -> str:
+    half = (found.high - found.low) / 2
+    return f"{found.value:+.4f}" + (f" ± {half:.4f}" if half else "")

@@ -1,0 +1,164 @@
+"""The anchoring study at its smallest: AR, MDLM and ADLM of one size on one corpus, one seed, minutes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from adlm.data.catalog import open_source
+from adlm.data.config import Corpus
+from adlm.data.packing import Wrapped
+from adlm.data.stories import Stories
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.recipes import small
+from adlm.text_model import TextModel
+from adlm.train.run import Run, ValidationConfig
+from adlm_studies.experiments.samples import RecordSample, player_of
+from adlm_studies.experiments.statistics import exponential
+from adlm_studies.experiments.study import Place, StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.tables import curves
+from adlm_studies.experiments.training import Train
+from adlm_studies.report.sections import Cell, Interval, ReportPage, ReportTable, Section, Texts
+
+MODELS = {"ar": "AR", "mdlm": "MDLM", "adlm": "ADLM"}
+
+
+@dataclass(frozen=True)
+class FromBox(StudyWork):
+    """Texts of the model that comes with the package."""
+
+    count: int
+    seed: int = 0
+
+    def do(self, place: Place) -> dict[str, Any]:
+        return {"texts": TextModel.from_pretrained("box").generate(n=self.count, seed=self.seed)}
+
+
+@dataclass(frozen=True)
+class Demo(Study):
+    """Args:
+    corpus: the stories, or any other text.
+    training_steps: of each model; 0: the recipe's.
+    texts: that each model writes.
+    shown: of them, in the report.
+    seed: the one seed.
+    """
+
+    name: ClassVar[str] = "demo"
+    question: ClassVar[str] = "What do AR, MDLM and ADLM of one size learn in a few minutes?"
+
+    seeds: int = 1
+    corpus: str = "stories"
+    training_steps: int = 0
+    rows: int = 500
+    texts: int = 100
+    shown: int = 3
+    seed: int = 0
+
+    def runs(self) -> dict[str, Run]:
+        """The three runs by the names of their models."""
+        return {name: self._run(kind) for kind, name in MODELS.items()}
+
+    def _run(self, kind: str) -> Run:
+        run = small.demo(kind)
+        steps = self.training_steps or run.train.steps
+        validation = ValidationConfig(every=max(1, steps // 10), num_rows=64, draws=4)
+        run = replace(run, train=replace(run.train, steps=steps, seed=self.seed), validation=validation)
+        if self.corpus == "stories":
+            return run
+        # Rows of packed text begin anywhere, so positions mean nothing.
+        network = run.network
+        assert isinstance(network, OneStageConfig | TwoStageConfig)
+        return replace(run, data=Corpus(self.corpus, "bpe:1024", Wrapped(64)), network=replace(network, positions=0))
+
+    def steps(self) -> Sequence[StudyStep]:
+        trained = [
+            StudyStep(
+                kind,
+                Train(run, rows=self.rows, texts=self.texts),
+                {"corpus": self.corpus, "model": name, "seed": self.seed},
+            )
+            for kind, (name, run) in zip(MODELS, self.runs().items(), strict=True)
+        ]
+        return [
+            *trained,
+            StudyStep("player", RecordSample("adlm", seed=self.seed), needs=("adlm",)),
+            StudyStep("box", FromBox(3, seed=self.seed)),
+        ]
+
+    def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
+        trained = [outcome for outcome in outcomes if "model" in outcome.labels]
+        players: list[Section] = [player_of(outcome.result) for outcome in outcomes if "player" in outcome.result]
+        written = [
+            (outcome.labels["model"], f"{mark(self.corpus, text)}{text}")
+            for outcome in trained
+            for text in outcome.result["texts"][: self.shown]
+        ]
+        box = [
+            (outcome.name, text) for outcome in outcomes if outcome.name == "box" for text in outcome.result["texts"]
+        ]
+        marks = "✓ marks a story that the grammar could have told. " if self.corpus == "stories" else ""
+        sections = [
+            self._table(trained),
+            *players,
+            Texts("What they write", f"{marks}The first of each, nothing chosen.", written),
+            Texts("The model in the box writes", "It came with the package, and was trained for longer.", box),
+            curves(self.corpus, trained),
+        ]
+        return ReportPage("AR, MDLM and ADLM in minutes", self.question, sections)
+
+    def _table(self, outcomes: Sequence[StepOutcome]) -> ReportTable:
+        floor = _floor(self.corpus)
+        unit = "story" if floor else "row"
+        rows: list[list[Cell]] = []
+        for outcome in outcomes:
+            score = outcome.result["scores"][next(iter(outcome.result["scores"]))]
+            row, token = (_interval(score[name]) for name in ("nats_per_row", "nats_per_token"))
+            rows.append([
+                outcome.labels["model"], f"{outcome.result['parameters'] / 1e6:.2f} M", row, exponential(token),
+                f"{outcome.result['seconds'] / 60:.1f}", _flawless(self.corpus, outcome.result["texts"]),
+            ])  # fmt: skip
+        if floor:
+            rows.append(["exact floor", "", floor[0], math.exp(floor[1]), "", "100 %"])
+        columns = ["model", "parameters", f"nats a {unit}", "perplexity", "minutes", "flawless stories"]
+        if not floor:
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        note = "Held-out text. ± is a 95 % interval over rows; ≤ marks a bound, from 8 stratified mask counts per row."
+        return ReportTable(
+            f"Held-out {self.corpus}", note, columns, rows, ("", "", "low", "low", "", "high")[: len(columns)]
+        )
+
+
+def mark(corpus: str, text: str) -> str:
+    """Before a sample: whether the story is one its grammar could have told."""
+    source = _stories(corpus)
+    return "" if source is None else "· " if source.problems(text) else "✓ "
+
+
+@lru_cache
+def _stories(corpus: str) -> Stories | None:
+    source = open_source(corpus)
+    return source if isinstance(source, Stories) else None
+
+
+def _floor(corpus: str) -> tuple[float, float] | None:
+    """Exact nats per row and a token of the process the text comes from, where it is known."""
+    source = _stories(corpus)
+    if source is None:
+        return None
+    return source.entropy(), source.entropy() / (source.mean_tokens() + 1)  # the end token is a token
+
+
+def _flawless(corpus: str, texts: Sequence[str]) -> str:
+    source = _stories(corpus)
+    if source is None or not texts:
+        return ""
+    return f"{sum(not source.problems(text) for text in texts) / len(texts):.0%}"
+
+
+def _interval(estimate: Mapping[str, Any]) -> Interval:
+    """Of one run: what the draw of rows and masks leaves open."""
+    mean, half = estimate["mean"], 1.96 * estimate["error"]
+    return Interval(mean, mean - half, mean + half, bound=estimate["draws"] > 0)

@@ -1,0 +1,20 @@
+"""The studies by name."""
+
+from adlm.errors import UnknownName
+from adlm_studies.experiments.anchoring import Anchoring
+from adlm_studies.experiments.anchors import Anchors
+from adlm_studies.experiments.domains import Domains
+from adlm_studies.experiments.efficiency import Efficiency
+from adlm_studies.experiments.generation import Generation
+from adlm_studies.experiments.reasoning import Reasoning
+from adlm_studies.experiments.sample_complexity import SampleComplexity
+from adlm_studies.experiments.study import Study
+
+_ALL = (Anchoring, Generation, Reasoning, Domains, Anchors, Efficiency, SampleComplexity)
+STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
+
+
+def study_of(name: str, *, scale: str = "nano", seeds: int = 3) -> Study:
+    if name not in STUDIES:
+        raise UnknownName("study", name, STUDIES)
+    return STUDIES[name](scale=scale, seeds=seeds)

@@ -1,0 +1,124 @@
+"""The work most studies are made of: train a model, score it on held-out rows."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from adlm.config import to_json
+from adlm.data.config import Corpus
+from adlm.data.prepare import prepare
+from adlm.data.source import Source
+from adlm.data.table import Table
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError, DataError
+from adlm.evaluate.perplexity import Perplexity, perplexity
+from adlm.models.language_model import LanguageModel
+from adlm.text_model import TextModel
+from adlm.train.fit import fit
+from adlm.train.folder import stored_run
+from adlm.train.metrics import METRICS, each_metric
+from adlm.train.plan import summary
+from adlm.train.run import Run
+from adlm_studies.experiments.study import Place, StudyWork
+
+_HELD_OUT = ("test", "valid")
+
+
+@dataclass(frozen=True)
+class Train(StudyWork):
+    """Train a run and score it: on held-out rows of its own corpus, and on those of others.
+
+    Args:
+        rows: of held-out text, the same for every run; 0: all.
+        draws: mask counts per row, for bounds.
+        others: corpora to score on too, in the model's own tokens and rows.
+        texts: samples to keep.
+    """
+
+    run: Run
+    rows: int = 500
+    draws: int = 8
+    others: tuple[str, ...] = ()
+    texts: int = 3
+
+    def do(self, place: Place) -> dict[str, Any]:
+        run, corpus = self.run, self.run.data
+        if not isinstance(corpus, Corpus):
+            raise ConfigError("asked to train in a study", f"{type(corpus).__name__} as data", "use a Corpus")
+        for source in (corpus.source, *self.others):
+            _held_out(replace(corpus, source=source))  # refuses before anything is trained
+        same = stored_run(place.folder) == to_json(run)
+        fitted = fit(
+            run, place.folder, resume="auto" if same else "never", cache=place.cache, watch=place.watch, say=place.say,
+            curves=False,
+        )  # fmt: skip
+        tables = {corpus.source: held_out(corpus, fitted.tokenizer, place.cache)}
+        for source in self.others:
+            tables[source] = held_out(replace(corpus, source=source), fitted.tokenizer, place.cache)
+        model = TextModel(fitted.model, fitted.config, fitted.tokenizer)
+        return {
+            "parameters": sum(parameter.numel() for parameter in fitted.model.parameters()),
+            "work": summary(run, vocabulary=fitted.config.vocabulary).all_work,
+            "tokens": run.train.tokens_per_step * run.train.steps,
+            "seconds": round(_seconds(place.folder) * run.train.steps, 1),
+            "threads": torch.get_num_threads(),
+            "scores": {source: self._score(fitted.model, table) for source, table in tables.items()},
+            "curve": _curve(place.folder),
+            "texts": model.generate(n=self.texts, seed=run.train.seed) if self.texts else [],
+        }
+
+    def _score(self, model: LanguageModel, table: Table) -> dict[str, Any]:
+        rows = min(self.rows or len(table), len(table))
+        score = perplexity(model, table, rows=rows, draws=self.draws)
+        return {"rows": rows, "data": table.key, **_plain(score)}
+
+
+def held_out(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> Table:
+    """Rows in a model's tokens that no run validates on, where the corpus has them."""
+    return prepare(*_held_out(corpus), tokenizer, corpus.packing, cache=cache, verify=False)
+
+
+def _held_out(corpus: Corpus) -> tuple[Source, str]:
+    source = corpus.open()
+    return source, splits_of(source, corpus.train)[1]
+
+
+def splits_of(source: Source, train: str | None = None) -> tuple[str, str]:
+    """What is trained on, by default what the source calls its training split, and what is scored."""
+    train = train or source.splits[0]
+    held = next((split for split in _HELD_OUT if split in source.splits and split != train), None)
+    if held is None:
+        raise DataError(
+            f"asked to score models on {source.name}",
+            f"only the splits {', '.join(source.splits)}: nothing held out to score on",
+            "add a file with test or valid in its name, or rename the file so that it is cut into splits",
+        )
+    return train, held
+
+
+def _plain(score: Perplexity) -> dict[str, Any]:
+    return {
+        name: {"mean": each.mean, "error": each.error, "draws": each.draws} for name, each in score._asdict().items()
+    }
+
+
+def _seconds(folder: Path) -> float:
+    """Of a step: the median, so that neither validations nor an interruption are in it."""
+    times = [record["machine"]["seconds"] for record in each_metric(folder / METRICS) if "validation" not in record]
+    return median(max(0.0, b - a) for a, b in pairwise(times)) if len(times) > 1 else 0.0
+
+
+def _curve(folder: Path) -> list[list[float]]:
+    """(tokens read, nats per token, standard error) at each validation."""
+    tokens, found = 0, []
+    for record in each_metric(folder / METRICS):
+        if "validation" in record:
+            nats = record["validation"]["nats"]
+            found.append([tokens, nats["mean"], nats["error"]])
+        else:
+            tokens = record["tokens"]
+    return found

@@ -1,0 +1,157 @@
+"""Answers of a model that writes left to right: the likeliest token each time, for many problems at once.
+
+Questions of different lengths are padded on the left, thoughts are fed forward, and of each row only what is new goes
+through the network. A row that has ended leaves the batch.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adlm.data.loader import read_rows
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError
+from adlm.models.language_model import LanguageModel
+from adlm.types import Batch
+from adlm_studies.reasoning.objective import first_thought
+from adlm_studies.reasoning.problem import Problem, Task
+from adlm_studies.reasoning.rows import ReasonedRows
+
+Watch = Callable[[int, int], None]  # problems done, of how many
+
+
+class ThoughtPrediction(NamedTuple):
+    """A token as text and its probability."""
+
+    token: str
+    probability: float
+
+
+class Written(NamedTuple):
+    """What a model wrote after a question.
+
+    Args:
+        tokens: written, the end token among them; thoughts are not.
+        ended: by the end token, and not by the limit.
+        thoughts: for each thought the likeliest tokens after it, best first.
+        placed: the anchors of a diffusion model, as they were filled in.
+    """
+
+    text: str
+    tokens: int
+    ended: bool
+    thoughts: tuple[tuple[ThoughtPrediction, ...], ...] = ()
+    placed: tuple[str, ...] = ()
+
+
+class Solved(NamedTuple):
+    """What became of a problem; `found` is the answer in the text, None where there is none."""
+
+    number: int
+    problem: Problem
+    written: Written
+    found: str | None
+    right: bool
+
+
+@torch.no_grad()
+def write(
+    model: LanguageModel,
+    table: ReasonedRows,
+    tokenizer: Tokenizer,
+    *,
+    fed: bool,
+    limit: int,
+    batch: int = 64,
+    top: int = 3,
+    watch: Watch | None = None,
+) -> list[Written]:
+    """What the model writes for each row of a table, from what is given in it.
+
+    Args:
+        fed: thoughts are read as the state of the place before.
+        limit: tokens that are written at most.
+        top: so many tokens for each thought.
+    """
+    if limit < 1 or batch < 1 or top < 1:
+        found = f"limit={limit}, batch={batch}, top={top}"
+        raise ConfigError("asked to answer questions", found, "give 1 or more of each")
+    if not model.causal:
+        raise ConfigError(
+            f"asked {type(model).__name__} to write left to right",
+            "it sees both sides",
+            "use a model with causal stacks, or adlm_studies.reasoning.diffusion",
+        )
+    done: list[Written] = []
+    with model.inference_weights():
+        for start in range(0, len(table), batch):
+            rows = read_rows(table, np.arange(start, min(start + batch, len(table))))
+            done += _write_some(model, _given(rows, table.given), tokenizer, table.thoughts * fed, limit, top)
+            if watch is not None:
+                watch(len(done), len(table))
+    return done
+
+
+def _given(batch: Batch, columns: int) -> Batch:
+    """What is given, and nothing of what is to be written."""
+    tokens, valid = batch.tokens[:, :columns], batch.valid[:, :columns]
+    used = valid.any(0).long().argmax()  # columns that are padding in all these rows
+    fixed = None if batch.frozen is None else batch.frozen[:, used:columns]
+    return Batch(tokens[:, used:], valid[:, used:], batch.index, batch.sample_id, fixed)
+
+
+def _write_some(
+    model: LanguageModel, given: Batch, tokenizer: Tokenizer, fed: int, limit: int, top: int
+) -> list[Written]:
+    device = next(model.parameters()).device
+    given = given.to(device)
+    rows, columns = given.tokens.shape
+    end = tokenizer.roles.eos_id
+    cache = model.cache(rows, columns + limit, segments=given.segments)
+    thoughts: list[tuple[tuple[ThoughtPrediction, ...], ...]] = [()] * rows
+    if fed:
+        states = model.read_fed(given.tokens, first_thought(given, fed), fed, cache).final
+        thoughts = [guesses(model.logits(each), tokenizer, top) for each in states[:, :fed]]
+        last = states[:, -1]
+    else:
+        last = model.extend(given.tokens, cache).final
+    tokens = torch.full((rows, limit), end, device=device)
+    count = torch.full((rows,), limit, device=device)
+    ended = torch.zeros(rows, dtype=torch.bool, device=device)
+    writing = torch.arange(rows, device=device)  # numbers of the rows that are in the cache
+    for place in range(limit):
+        drawn = model.logits(last).argmax(-1)
+        tokens[writing, place] = drawn
+        stops = drawn == end
+        count[writing[stops]], ended[writing[stops]] = place + 1, True
+        if bool(stops.any()):
+            cache.keep(~stops)
+            writing, drawn = writing[~stops], drawn[~stops]
+        if not len(writing) or place == limit - 1:
+            break
+        last = model.extend(drawn[:, None], cache).final
+    return [
+        Written(tokenizer.decode(row[:n]), n, done, thought)
+        for row, n, done, thought in zip(tokens.tolist(), count.tolist(), ended.tolist(), thoughts, strict=True)
+    ]
+
+
+def guesses(logits: Tensor, tokenizer: Tokenizer, top: int) -> tuple[tuple[ThoughtPrediction, ...], ...]:
+    """The likeliest tokens of each distribution [n, V], best first."""
+    p, ids = logits.softmax(-1).topk(min(top, logits.shape[-1]))
+    return tuple(
+        tuple(ThoughtPrediction(tokenizer.token(i), value) for i, value in zip(positions, values, strict=True))
+        for positions, values in zip(ids.tolist(), p.tolist(), strict=True)
+    )
+
+
+def judged(task: Task, problems: Sequence[Problem], numbers: Sequence[int], written: Sequence[Written]) -> list[Solved]:
+    """Each text with the answer in it, right or wrong. `numbers` of the problems, one a text."""
+    found = []
+    for number, text in zip(numbers, written, strict=True):
+        problem, answer = problems[number], task.answer_of(text.text)
+        found.append(Solved(number, problem, text, answer, task.agrees(answer, problem)))
+    return found

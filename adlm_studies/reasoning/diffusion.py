@@ -1,0 +1,254 @@
+"""Anchored reasoning with a diffusion model: important tokens in positions of their own, written before the rest.
+
+    row      padding  question <boa>  a_1 a_2 ...  <eoa>  trace answer end end ...
+    fixed             ---------------               ---
+
+Padding after the end is predicted, so that a canvas of one size holds any trace. A problem with fewer important tokens
+than positions has <ant> in those left. Steps stay, whatever the method leaves out left to right. In use the positions
+are filled first, with all that follows masked, and then the rest is denoised around them (`AnchorsFirst`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adlm.data.packing import Ids, Padded
+from adlm.data.table import DataConfig, PreparationCallback, Prepared
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError, DataError
+from adlm.models.language_model import LanguageModel
+from adlm.randomness import Noise
+from adlm.samplers.canvas import Canvas
+from adlm.samplers.filters import Temperature
+from adlm.samplers.ordered import Ordered
+from adlm.samplers.paces import PerStep
+from adlm.samplers.sampler import Sampler, Unmasking
+from adlm.samplers.state import SamplerState, StepCallback
+from adlm_studies.reasoning.decode import ThoughtPrediction, Written, guesses
+from adlm_studies.reasoning.decode import Watch as Progress
+from adlm_studies.reasoning.methods import Anchored, Chain, Method
+from adlm_studies.reasoning.problem import Problem, Task
+from adlm_studies.reasoning.rows import WORDS, ReasonedRows, Row, problems_of, tokenizer_of, written
+from adlm_studies.reasoning.vocabulary import mark_id
+
+BEGIN, PLACE, END = Anchored.marks
+
+
+@dataclass(frozen=True)
+class Diffused(DataConfig):
+    """The problems of a task for a diffusion model.
+
+    Args:
+        most: positions for important tokens; 0: none, as the plain chain of thought.
+        room: tokens for trace, answer and end. Longer problems are left out of training, and the name says how many.
+        tokenizer, problems, held_out: as in `adlm_studies.reasoning.rows.Reasoned`.
+    """
+
+    task: Task
+    most: int = 6
+    room: int = 64
+    tokenizer: str = WORDS
+    problems: int = 0
+    held_out: int = 0
+
+    def __post_init__(self) -> None:
+        if self.most < 0 or self.room < 4:
+            raise ConfigError(
+                f"asked for {self.most} positions for anchors and {self.room} tokens after them",
+                "fewer than 0, or too few for an answer",
+                "give 0 or more positions and room for the longest trace",
+            )
+
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
+        tokenizer = tokenizer_of(self.task, self.tokenizer, self.problems)
+        train = self.table("train", tokenizer, self.problems, watch)
+        valid = self.table("valid", tokenizer, self.held_out, watch)
+        packing = Padded(max(train.length, valid.length), begin=False, predict_padding=True)
+        return Prepared(train, valid, tokenizer, packing)
+
+    def table(
+        self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
+    ) -> "DiffusedRows":
+        """The first so many problems of a split; 0: all."""
+        return self.rows_of(problems_of(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
+
+    def rows_of(
+        self,
+        problems: Sequence[Problem],
+        name: str,
+        tokenizer: Tokenizer,
+        watch: PreparationCallback | None = None,
+        *,
+        cut: bool = False,
+    ) -> "DiffusedRows":
+        """These problems as rows.
+
+        Args:
+            cut: keep problems that are too long, cut: of those that a model is to answer, the question is enough.
+        """
+        method: Method = Anchored(self.most) if self.most else Chain()
+        layouts = [method.layout(problem, method.stages - 1) for problem in problems]
+        plain = written(layouts, tokenizer, Chain.marks, watch)
+        rows = [_anchored(row, tokenizer) for row in plain]
+        most = self.most + 1 + self.room
+        kept = [i for i, row in enumerate(rows) if cut or len(row.rest) <= most]
+        if not kept:
+            found = f"the shortest of {len(rows):,} needs {min(len(row.rest) for row in plain)}"
+            raise DataError(f"asked for {self.room} tokens after the anchors of {name}", found, "give more")
+        if len(kept) < len(rows):
+            name += f" without {len(rows) - len(kept):,} that are too long"
+        return DiffusedRows(name, [rows[i] for i in kept], tokenizer, numbers=kept, anchors=self.most, rest=most)
+
+
+def _anchored(row: Row, tokenizer: Tokenizer) -> Row:
+    """The question with <boa> as given; anchors, <eoa> and what follows as the rest."""
+    begin, place, end = (np.array([mark_id(tokenizer, mark)]) for mark in (BEGIN, PLACE, END))
+    anchors = np.where(row.targets < 0, place, row.targets)
+    important = np.concatenate([row.targets >= 0, [False], row.important])
+    rest = np.concatenate([anchors, end, row.rest])
+    return Row(np.concatenate([row.given, begin]), rest, np.zeros(0, np.int64), important)
+
+
+class DiffusedRows(ReasonedRows):
+    """As `ReasonedRows`, with <eoa> given too and padding predicted up to `rest` tokens after <boa>."""
+
+    def __init__(
+        self, name: str, rows: Sequence[Row], tokenizer: Tokenizer, *, numbers: Sequence[int], anchors: int, rest: int
+    ) -> None:
+        super().__init__(name, rows, tokenizer, numbers=numbers, padding=True, rest=rest)
+        self.anchor_positions = anchors
+
+    def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        fixed = super().frozen(rows)
+        fixed[:, self.given + self.anchor_positions] = True
+        return fixed
+
+    def output_mask(self, row: int) -> list[int]:
+        found: list[int] = self.tokens(np.array([row]))[0, self.given : self.given + self.anchor_positions].tolist()
+        return found
+
+    def question(self, row: int) -> Ids:
+        """All that is given before the positions for anchors, without padding."""
+        numbers = np.array([row])
+        before = slice(0, self.given)
+        return self.tokens(numbers)[0, before][self.valid(numbers)[0, before]]
+
+
+@dataclass(frozen=True)
+class AnchorsFirst(Unmasking):
+    """Fills the blanks between <boa> and <eoa> with all that follows masked, and then the rest.
+
+    Args:
+        begin, end: the ids of <boa> and <eoa>.
+        inner: fills each of the two parts. Its own filters and stale_anchors hold.
+    """
+
+    begin: int = 0
+    end: int = 0
+    inner: Unmasking = field(default_factory=lambda: surest())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.filters or self.stale_anchors != 1:
+            raise ConfigError(
+                "asked for AnchorsFirst with filters or stale anchors",
+                "the inner sampler has its own",
+                "give them to it",
+            )
+
+    def board(
+        self,
+        model: LanguageModel,
+        canvas: Canvas,
+        noise: Noise,
+        watch: StepCallback | None = None,
+        stop: int | None = None,
+    ) -> SamplerState:
+        return self.inner.board(model, canvas, noise, watch, stop)
+
+    def fill(self, board: SamplerState) -> None:
+        everywhere = board.open
+        board.whole = False
+        board.open = everywhere & between(board.tokens, self.begin, self.end)
+        self.inner.fill(board)
+        board.open = everywhere
+        self.inner.fill(board)
+
+
+def between(tokens: Tensor, begin: int, end: int) -> Tensor:
+    """[B, L] bool: the positions after the last `begin` that is before the last `end`."""
+    begun = (tokens == begin).flip(-1).cumsum(-1).flip(-1) == 0
+    unfinished = (tokens == end).flip(-1).cumsum(-1).flip(-1) > 0
+    return begun & unfinished & (tokens != end)
+
+
+def surest() -> Ordered:
+    """One token after another, the surest first, the likeliest always."""
+    return Ordered(filters=(Temperature(0.0),), pace=PerStep(1))
+
+
+@torch.no_grad()
+def denoise(
+    model: LanguageModel,
+    table: DiffusedRows,
+    tokenizer: Tokenizer,
+    *,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    batch: int = 64,
+    top: int = 3,
+    watch: Progress | None = None,
+) -> list[Written]:
+    """What a diffusion model writes for each row of a table, from the question alone.
+
+    Rows are taken together where their questions have one length, since all that a row has is seen.
+
+    Args:
+        sampler: `AnchorsFirst` by default; any other unmasks anchors and the rest in its own order.
+        top: so many tokens for each place for an anchor, as they look before anything is written.
+    """
+    if batch < 1 or top < 1:
+        raise ConfigError("asked to answer questions", f"batch={batch}, top={top}", "give 1 or more of each")
+    chosen = sampler or AnchorsFirst(begin=mark_id(tokenizer, BEGIN), end=mark_id(tokenizer, END))
+    device = next(model.parameters()).device
+    mask, after = tokenizer.mask_id, table.length - table.given - table.anchor_positions - 1
+    tail = [*[mask] * table.anchor_positions, mark_id(tokenizer, END), *[mask] * after]
+    groups: dict[int, list[int]] = {}
+    questions = [table.question(row).tolist() for row in range(len(table))]
+    for row, question in enumerate(questions):
+        groups.setdefault(len(question), []).append(row)
+    done: dict[int, Written] = {}
+    for length, group in groups.items():
+        for start in range(0, len(group), batch):
+            rows = group[start : start + batch]
+            blank = torch.tensor([questions[row] + tail for row in rows])
+            canvas = Canvas(blank, blank != mask, torch.tensor(rows)).to(device)
+            positions = slice(length, length + table.anchor_positions)
+            first = model.features(canvas.tokens, torch.ones(len(rows), device=device)).final[:, positions]
+            filled = chosen.sample(model, canvas, noise=Noise(seed).fork("reasoning")).tokens
+            for row, tokens, states in zip(rows, filled.tolist(), first, strict=True):
+                thoughts = guesses(model.logits(states), tokenizer, top) if table.anchor_positions else ()
+                placed = tuple(tokenizer.token(token) for token in tokens[positions])
+                done[row] = _read(tokens[positions.stop + 1 :], tokenizer, thoughts, placed)
+            if watch is not None:
+                watch(len(done), len(table))
+    return [done[row] for row in range(len(table))]
+
+
+def _read(
+    tokens: list[int],
+    tokenizer: Tokenizer,
+    thoughts: tuple[tuple[ThoughtPrediction, ...], ...],
+    placed: tuple[str, ...],
+) -> Written:
+    end = tokenizer.roles.eos_id
+    ended = end in tokens
+    kept = tokens[: tokens.index(end) + 1] if ended else tokens
+    return Written(tokenizer.decode(kept), len(kept), ended, thoughts, placed)

@@ -1,0 +1,180 @@
+"""What a reasoning task is: questions with worked steps, an answer, and the words of the steps that matter.
+
+A task is a value. Where its problems are generated, problem n of a split is a function of (seed, split, n) alone, and
+no question is in two splits: a question's own checksum says which one it may be in.
+"""
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import ClassVar, overload
+
+from adlm.data.files import TextFiles, json_records
+from adlm.errors import ConfigError, DataError, UnknownName
+
+SPLITS = ("train", "valid", "test")
+# Of ten questions, one may be drawn for the test and one for validation.
+_OWNERS = ("test", "valid", *["train"] * 8)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, the steps to its answer, and the important tokens of the steps in order, as pieces of text."""
+
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+    important: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """Problems of one kind, and how an answer to them is read."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def problems(self, split: str) -> Sequence[Problem]:
+        """Those of train, valid or test; the same in every call."""
+
+    @abstractmethod
+    def origin(self, split: str) -> str:
+        """Where the problems of a split come from, in words."""
+
+    @abstractmethod
+    def answer_of(self, text: str) -> str | None:
+        """What a model's writing after the question answers; None where there is no answer in it."""
+
+    def agrees(self, found: str | None, problem: Problem) -> bool:
+        """Whether an answer that was found is the problem's."""
+        return found == problem.answer
+
+
+@dataclass(frozen=True)
+class Generated(Task):
+    """A task whose problems are drawn.
+
+    Args:
+        seed: of all draws.
+        train, valid, test: how many problems a split has. Problem n does not depend on it.
+    """
+
+    seed: int = 0
+    train: int = 20_000
+    valid: int = 500
+    test: int = 500
+
+    def __post_init__(self) -> None:
+        for field in ("seed", *SPLITS):
+            if getattr(self, field) < 0:
+                asked = f"asked for {self.name} with {field}={getattr(self, field)}"
+                raise ConfigError(asked, "a number below zero", f"give {field} as 0 or more")
+
+    @abstractmethod
+    def draw(self, dice: Random) -> Problem:
+        """A problem by some dice."""
+
+    def problems(self, split: str) -> Sequence[Problem]:
+        return self.drawn(split)
+
+    def origin(self, split: str) -> str:
+        return f"generated with seed {self.seed}: {len(self.drawn(split)):,} problems"
+
+    def drawn(self, split: str) -> "GeneratedProblems":
+        check_split(split)
+        return GeneratedProblems(self, split, range(getattr(self, split)))
+
+    def problem(self, split: str, number: int) -> Problem:
+        """One problem of a split, without those before it."""
+        dice = Random(f"{self.name} {self.seed} {split} {number}")
+        while True:
+            problem = self.draw(dice)
+            digest = hashlib.blake2b(problem.question.encode(), digest_size=8).digest()
+            if _OWNERS[int.from_bytes(digest, "big") % len(_OWNERS)] == split:
+                return problem
+
+
+@dataclass(frozen=True)
+class GeneratedProblems(Sequence[Problem]):
+    """Problems that are drawn when they are asked for."""
+
+    task: Generated
+    split: str
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "GeneratedProblems": ...
+
+    def __getitem__(self, index: int | slice) -> "Problem | GeneratedProblems":
+        if isinstance(index, slice):
+            return GeneratedProblems(self.task, self.split, self.numbers[index])
+        return self.task.problem(self.split, self.numbers[index])
+
+
+def check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise UnknownName("split", split, SPLITS)
+
+
+def published_folder(folder: str, name: str) -> Path | None:
+    """Where published files are: the folder that was asked for, else $ADLM_DATA/NAME if there is one."""
+    if folder:
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise DataError(
+                f"asked for {name} in the folder {folder}", "no such folder", "give the folder of its files"
+            )
+        return path
+    root = os.environ.get("ADLM_DATA")
+    kept = Path(root).expanduser() / name if root else None
+    return kept if kept is not None and kept.is_dir() else None
+
+
+def published_file(folder: Path | None, file: str, name: str) -> Path:
+    """A file that has to be there."""
+    if folder is None:
+        asked = f"asked for problems of {name}"
+        raise DataError(asked, "no folder with its files", f"name the folder, or keep {file} in $ADLM_DATA/{name}")
+    if not (folder / file).is_file():
+        there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise DataError(f"asked for {file} of {name} in {folder}", there, f"put {file} there, as it is published")
+    return folder / file
+
+
+def records(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The objects of a JSON file (a list, or one a line), each with the words for where it is."""
+    for where, record in [*json_records(path, TextFiles(str(path)))]:  # so that the file is closed whatever is in it
+        if not isinstance(record, Mapping):
+            raise malformed(where, f"{str(record)[:40]!r}, which is no object", "give an object for each problem")
+        yield where, record
+
+
+def text_of(record: Mapping[str, object], field: str, where: str) -> str:
+    """A field that has to hold some text."""
+    text = record.get(field)
+    if not isinstance(text, str) or not text.strip():
+        found = f"{field} is {text!r}" if field in record else f"no {field} among {', '.join(record) or 'no fields'}"
+        raise malformed(where, found, f"give the {field} as text")
+    return text.strip()
+
+
+def texts_of(record: Mapping[str, object], field: str, where: str) -> tuple[str, ...]:
+    """A field that has to hold a list of texts."""
+    texts = record.get(field)
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise malformed(where, f"{field} is {str(texts)[:40]}", f"give the {field} as a list of sentences")
+    return tuple(text.strip() for text in texts)
+
+
+def malformed(where: str, found: str, fix: str) -> DataError:
+    return DataError(f"asked to read a problem at {where}", found, fix)

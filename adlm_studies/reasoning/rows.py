@@ -1,0 +1,269 @@
+"""Problems as rows of tokens, so aligned that thoughts stand at the same columns in all of them.
+
+    row      padding  question <boa> <ant> <ant> <eoa>  trace answer end  padding
+    fixed             --------------------------------
+    valid             --------------------------------------------------
+    targets                              a_1   a_2
+
+The token of column l is what the feature of column l predicts, having read those before. So the state that has read
+the i-th <ant> is the feature one column to its right, and that is where its target stands.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.data.packing import Ids, Padded
+from adlm.data.prepare import tokenizer_for
+from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError, DataError
+from adlm_studies.reasoning.methods import Chain, ChainLayout, Marks, Method
+from adlm_studies.reasoning.problem import Problem, Task
+from adlm_studies.reasoning.vocabulary import UNKNOWN, mark_id, with_marks, words_and_digits
+
+WORDS = "words"
+_AT_A_TIME = 1024
+
+
+class Row(NamedTuple):
+    """Given tokens, those to be written with the end among them, one target a thought, -1 where it has none, and which
+    of those to be written are important."""
+
+    given: Ids
+    rest: Ids
+    targets: Ids
+    important: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Reasoned(DataConfig):
+    """The problems of a task as one stage of a method writes them, held in memory as tokens.
+
+    Args:
+        tokenizer: `words` makes one of the words and digits of the task; else the file, folder or Hub name of the
+            model to begin with, to which the marks are added.
+        problems: train on the first so many; 0: all.
+        held_out: validate on the first so many; 0: all.
+        longest: leave out problems of more tokens than this, and say how many in the name; 0: leave out none. Rows are
+            as long as the longest question and the longest rest together.
+    """
+
+    task: Task
+    method: Method
+    stage: int = 0
+    tokenizer: str = WORDS
+    problems: int = 0
+    held_out: int = 0
+    longest: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("problems", "held_out", "longest"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"asked for {name}={getattr(self, name)}", "fewer than 0", "0 takes all there are")
+
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
+        tokenizer = tokenizer_of(self.task, self.tokenizer, self.problems)
+        train = self.table("train", tokenizer, self.problems, watch)
+        valid = self.table("valid", tokenizer, self.held_out, watch)
+        return Prepared(train, valid, tokenizer, Padded(max(train.length, valid.length), begin=False))
+
+    def table(
+        self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
+    ) -> "ReasonedRows":
+        """The first so many problems of a split; 0: all."""
+        return self.rows_of(problems_of(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
+
+    def rows_of(
+        self, problems: Sequence[Problem], name: str, tokenizer: Tokenizer, watch: PreparationCallback | None = None
+    ) -> "ReasonedRows":
+        """These problems as rows."""
+        layouts = [self.method.layout(problem, self.stage) for problem in problems]
+        rows = written(layouts, tokenizer, self.method.marks, watch)
+        lengths = [len(row.given) + len(row.rest) for row in rows]
+        kept = [i for i, length in enumerate(lengths) if not self.longest or length <= self.longest]
+        if not kept:
+            found = f"the shortest of {len(rows):,} has {min(lengths)}"
+            raise DataError(f"asked for problems of {name} with {self.longest} tokens at most", found, "allow more")
+        if len(kept) < len(rows):
+            name += f" without {len(rows) - len(kept):,} that are too long"
+        return ReasonedRows(name, [rows[i] for i in kept], tokenizer, numbers=kept)
+
+
+def unknown_fraction(table: "ReasonedRows", tokenizer: Tokenizer) -> float:
+    """Of the rows' tokens, how many stand for words that the tokenizer has not."""
+    unknown = tokenizer.backend.token_to_id(UNKNOWN)
+    return 0.0 if unknown is None else table.fraction(unknown)
+
+
+# Kept, since every stage reads the same problems, and drawing or parsing them takes longer than encoding them.
+@lru_cache(maxsize=4)
+def problems_of(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
+    """The first so many of a split; 0: all."""
+    found = task.problems(split)
+    chosen = tuple(found[:count] if count else found)
+    if not chosen:
+        raise DataError(f"asked for the problems of {task.name} ({split})", "there are none", "check its files")
+    return chosen
+
+
+def tokenizer_of(task: Task, name: str, problems: int = 0) -> Tokenizer:
+    """The tokenizer of a `Reasoned`: the same for all methods and stages of a task."""
+    return _words(task, problems) if name == WORDS else with_marks(tokenizer_for(name))
+
+
+@lru_cache(maxsize=4)
+def _words(task: Task, problems: int) -> Tokenizer:
+    layouts = (Chain().layout(problem, 0) for problem in problems_of(task, "train", problems))
+    return words_and_digits(text for each in layouts for text in (each.question, each.trace, each.answer))
+
+
+def written(
+    layouts: Sequence[ChainLayout], tokenizer: Tokenizer, marks: Marks, watch: PreparationCallback | None = None
+) -> list[Row]:
+    """Layouts as tokens. Parts are encoded apart from each other: in use, the question comes alone."""
+    end = [tokenizer.roles.eos_id]
+    unknown = tokenizer.backend.token_to_id(UNKNOWN)
+    ids_of = lru_cache(maxsize=1 << 16)(tokenizer.encode)  # the same few names and numbers in all problems
+    rows: list[Row] = []
+    characters = 0
+    for start in range(0, len(layouts), _AT_A_TIME):
+        some = layouts[start : start + _AT_A_TIME]
+        questions = tokenizer.encode_batch([each.question for each in some])
+        traces = tokenizer.encode_batch([each.trace for each in some])
+        answers = tokenizer.encode_batch([each.answer for each in some])
+        for each, question, trace, answer in zip(some, questions, traces, answers, strict=True):
+            given = [question, _between(each.thoughts, tokenizer, marks)]
+            told = [token for anchor in each.anchors for token in _told(anchor, ids_of(anchor), unknown)]
+            targets = np.array((told + [-1] * each.thoughts)[: each.thoughts], np.int64)
+            rest = np.concatenate([trace, answer, end])
+            pieces = [ids_of(piece) for piece in each.important]
+            important = np.isin(rest, np.concatenate(pieces)) if pieces else np.zeros(len(rest), bool)
+            rows.append(Row(np.concatenate(given), rest, targets, important & (rest != unknown)))
+            characters += sum(map(len, (each.question, each.trace, each.answer)))
+        if watch is not None:
+            watch(len(rows), characters, len(rows))
+    return rows
+
+
+def _between(thoughts: int, tokenizer: Tokenizer, marks: Marks) -> Ids:
+    names = [marks.begin, *[marks.thought] * thoughts, marks.end]
+    return np.array([mark_id(tokenizer, name) for name in names if name], np.int64)
+
+
+def _told(anchor: str, ids: Ids, unknown: int | None) -> list[int]:
+    """What thoughts are to predict of an anchor, -1 for what is not known: a number digit by digit, where each has a
+    token, and a name by its first token."""
+    number = anchor.strip().replace(".", "").isdigit()
+    found = [-1 if token == unknown else int(token) for token in (ids if number else ids[:1])]
+    return found or [-1]
+
+
+class ReasonedRows(Table):
+    """Problems as tokens in memory.
+
+    Args:
+        numbers: of the problems in their split.
+        padding: the model writes what follows the end too, up to the length of the row.
+        rest: columns for what is to be written, if not as many as the longest row takes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        *,
+        numbers: Sequence[int],
+        padding: bool = False,
+        rest: int = 0,
+    ) -> None:
+        self._name, self._pad_id, self._padding, self.numbers = name, tokenizer.roles.pad_id, padding, numbers
+        self._given = np.array([len(row.given) for row in rows])
+        self._lengths = self._given + np.array([len(row.rest) for row in rows])
+        self._tokens = np.concatenate([part for row in rows for part in (row.given, row.rest)]).astype(np.uint32)
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._targets = np.stack([row.targets for row in rows])
+        self._important = np.concatenate(
+            [part for row in rows for part in (np.zeros(len(row.given), bool), row.important)]
+        )
+        self.given = int(self._given.max())  # columns before the first that is to be written
+        self._length = self.given + (rest or int((self._lengths - self._given).max()))
+        digest = hashlib.sha256(f"{tokenizer.fingerprint} {self._length} {padding}".encode())
+        for array in (self._tokens, self._given, self._lengths, self._targets):
+            digest.update(array.astype("<i8").tobytes())
+        self._key = digest.hexdigest()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def thoughts(self) -> int:
+        """Positions for thoughts in each row."""
+        return int(self._targets.shape[1])
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        out = np.full((len(rows), self._length), self._pad_id, np.int64)
+        place = self._positions(rows)
+        text = (place >= 0) & (place < self._lengths[rows][:, None])
+        out[text] = self._tokens[(self._starts[rows][:, None] + place)[text]]
+        return out
+
+    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._lengths[rows]
+
+    def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        place = self._positions(rows)
+        return (place >= 0) & (self._padding | (place < self._lengths[rows][:, None]))
+
+    def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        place = self._positions(rows)
+        return (place >= 0) & (place < self._given[rows][:, None])
+
+    def targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """[N, length]: what the feature of a column is to predict beside its token, -1 where nothing."""
+        if not self.thoughts or (self._targets < 0).all():
+            return None
+        out = np.full((len(rows), self._length), -1, np.int64)
+        out[:, self.given - self.thoughts : self.given] = self._targets[rows]
+        return out
+
+    def anchors(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        out = np.zeros((len(rows), self._length), bool)
+        place = self._positions(rows)
+        text = (place >= 0) & (place < self._lengths[rows][:, None])
+        out[text] = self._important[(self._starts[rows][:, None] + place)[text]]
+        return out
+
+    def output_mask(self, row: int) -> list[int]:
+        """What each thought is to predict, -1 where that is nothing."""
+        found: list[int] = self._targets[row].tolist()
+        return found
+
+    def fraction(self, token: int) -> float:
+        """Of all tokens that are this one."""
+        return float((self._tokens == token).mean())
+
+    def _positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[N, length]: the place of each column in its own row, negative in the padding before."""
+        return np.arange(self._length) - (self.given - self._given[rows])[:, None]

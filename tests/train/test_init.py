@@ -1,0 +1,180 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from adlm import recipe
+from adlm.config import from_json, to_json, with_changes
+from adlm.data.packing import Wrapped
+from adlm.data.tokenizer import characters
+from adlm.errors import ModelError
+from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
+from adlm.models.io import ModelConfig, save_model
+from adlm.models.language_model import Vocabulary
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.train.init import AnchorFrom, Finetune, Init, RandomInit
+
+TOKENIZER = characters("abcdefghijklmnopqrstuvwxyz")
+VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
+STACK = StackConfig(width=16, heads=2, layers=2, convolution=3, dropout=0.1)
+ONE, TWO = OneStageConfig(STACK, positions=8), TwoStageConfig(STACK, 2, Continued(), positions=8)
+TOKENS = torch.randint(0, VOCABULARY.size, (3, 8), generator=torch.Generator().manual_seed(1))
+
+
+def saved(folder, network, tokenizer=TOKENIZER):
+    """A model whose weights are all in use, as after training, and its folder."""
+    config = ModelConfig(network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), Wrapped(8))
+    model = config.build()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for name, parameter in model.named_parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.5 if "head" in name or "embedding" in name else 0.2)
+    save_model(folder, model, config, tokenizer)
+    return model.eval(), str(folder)
+
+
+def probabilities(model, t=None):
+    model.eval()
+    with torch.no_grad():
+        return model.logits(model.features(TOKENS, t).final.flatten(0, 1)).softmax(-1)
+
+
+@pytest.mark.parametrize("network", [ONE, TWO, replace(TWO, hand_over=Logits(), tied=True)], ids=["1", "2", "tied"])
+def test_fine_tuning_starts_from_the_weights_of_the_other_model_to_the_bit(tmp_path, network):
+    other, folder = saved(tmp_path, network)
+    shape = "stack" if network is ONE else "anchor"
+    model = replace(network, **{shape: replace(STACK, dropout=0.3)}).build(VOCABULARY)
+    Finetune(folder).apply(model, TOKENIZER)
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.requires_grad
+    assert model.training
+    assert torch.equal(probabilities(model), probabilities(other))
+
+
+@pytest.mark.parametrize("stack", [STACK, replace(STACK, causal=True), replace(STACK, condition=8)], ids="ncm")
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(("hand_over", "error"), [(Continued(), 1e-6), (Logits(), 1e-3)], ids=["continued", "logits"])
+def test_two_stages_that_start_from_one_predict_the_same(tmp_path, stack, tied, hand_over, error):
+    other, folder = saved(tmp_path, replace(ONE, stack=stack, tied=tied))
+    model = TwoStageConfig(replace(stack, dropout=0.0), 2, hand_over, tied=tied, positions=8).build(VOCABULARY)
+    AnchorFrom(folder).apply(model, TOKENIZER)
+    expected = probabilities(other)
+    assert expected.max() > 0.3
+    assert (probabilities(model) - expected).abs().max() < error
+    anchor = model.anchor_logits(model.features(TOKENS).anchor.flatten(0, 1))
+    anchor[:, VOCABULARY.mask_id] = -torch.inf
+    assert (anchor.softmax(-1) - expected).abs().max() < 1e-6
+
+
+def test_two_timed_stages_that_start_from_one_predict_the_same_at_any_time(tmp_path):
+    stack = replace(STACK, condition=8, timed=True)
+    other, folder = saved(tmp_path, replace(ONE, stack=stack))
+    model = TwoStageConfig(stack, 1, Continued(), positions=8).build(VOCABULARY)
+    AnchorFrom(folder).apply(model, TOKENIZER)
+    t = torch.tensor([0.1, 0.5, 0.9])
+    assert (probabilities(model, t) - probabilities(other, t)).abs().max() < 1e-6
+
+
+def test_a_gated_hand_over_starts_much_nearer_to_one_stage_than_a_fresh_one(tmp_path):
+    other, folder = saved(tmp_path, ONE)
+    with torch.no_grad():
+        other.embedding.tokens.weight.mul_(0.1)
+    save_model(tmp_path, other, ModelConfig(ONE, VOCABULARY, Wrapped(8)), TOKENIZER)
+    expected, apart = probabilities(other), []
+    for start in (AnchorFrom(folder), RandomInit()):
+        torch.manual_seed(0)
+        model = replace(TWO, hand_over=Hidden()).build(VOCABULARY)
+        start.apply(model, TOKENIZER)
+        apart.append((probabilities(model) - expected).abs().sum(-1).mean())
+    assert apart[0] < 0.5 * apart[1]
+
+
+def test_a_hand_over_that_cannot_be_undone_leaves_the_second_stage_fresh(tmp_path):
+    _, folder = saved(tmp_path, ONE)
+    torch.manual_seed(0)
+    fresh = replace(TWO, hand_over=Probabilities()).build(VOCABULARY)
+    torch.manual_seed(0)
+    model = replace(TWO, hand_over=Probabilities()).build(VOCABULARY)
+    AnchorFrom(folder).apply(model, TOKENIZER)
+    for (name, ours), theirs in zip(model.named_parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(ours, theirs) == (name.split(".")[0] not in ("embedding", "anchor", "anchor_head"))
+
+
+def test_a_tied_model_can_start_an_untied_one_and_not_the_other_way_round(tmp_path):
+    other, folder = saved(tmp_path / "tied", replace(ONE, tied=True))
+    model = TWO.build(VOCABULARY)
+    AnchorFrom(folder).apply(model, TOKENIZER)
+    assert torch.equal(model.head.weight, other.embedding.tokens.weight)
+    assert model.head.weight is not model.embedding.tokens.weight
+    assert (probabilities(model) - probabilities(other)).abs().max() < 1e-6
+    _, folder = saved(tmp_path / "untied", ONE)
+    with pytest.raises(ModelError, match=r"network\.tied is False in the model and True in the run\n.*network\.tied="):
+        AnchorFrom(folder).apply(replace(TWO, tied=True).build(VOCABULARY), TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (
+            {"width": 32},
+            r"network\.anchor\.width is 16 in the model and 32 in the run\n.*set network\.anchor\.width=16",
+        ),
+        ({"layers": 3}, r"network\.anchor\.layers is 2 in the model and 3 in the run"),
+        ({"heads": 4}, r"network\.anchor\.heads is 2"),
+        ({"causal": True}, r"network\.anchor\.causal is False in the model and True in the run"),
+        ({"query_key_norm": True, "layers": 1}, r"set network\.anchor\.layers=2 network\.anchor\.query_key_norm=False"),
+    ],
+    ids=str,
+)
+def test_fields_that_differ_are_named_with_what_to_set(tmp_path, changes, match):
+    _, folder = saved(tmp_path, ONE)
+    model = replace(TWO, anchor=replace(STACK, **changes)).build(VOCABULARY)
+    with pytest.raises(ModelError, match=match):
+        AnchorFrom(folder).apply(model, TOKENIZER)
+    model = replace(ONE, stack=replace(STACK, **changes)).build(VOCABULARY)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(ModelError, match=match.replace("anchor", "stack")):
+        Finetune(folder).apply(model, TOKENIZER)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+def test_models_of_another_kind_are_named(tmp_path):
+    _, one = saved(tmp_path / "one", ONE)
+    _, two = saved(tmp_path / "two", TWO)
+    for start, network, match in [
+        (Finetune(one), TWO, r"it is OneStage, the run trains TwoStage\n.*AnchorFrom makes two stages from one"),
+        (Finetune(two), ONE, "it is TwoStage, the run trains OneStage"),
+        (Finetune(two), replace(TWO, hand_over=Logits()), r"hand_over is Continued .* Logits in the run\n.*=Continued"),
+        (Finetune(two), replace(TWO, positions=0), r"network\.positions is 8 in the model and 0 in the run"),
+        (AnchorFrom(one), replace(TWO, positions=9), r"network\.positions is 8 in the model and 9 in the run"),
+        (AnchorFrom(two), TWO, "it is TwoStage, not a model with one stage"),
+        (AnchorFrom(one), ONE, "the run trains OneStage: it has no anchor stage"),
+        (Finetune(str(tmp_path / "nowhere")), ONE, "asked to start from .*nowhere\n.*no folder of that name"),
+    ]:
+        with pytest.raises(ModelError, match=match):
+            start.apply(network.build(VOCABULARY), TOKENIZER)
+
+
+def test_the_tokenizer_must_be_the_models(tmp_path):
+    _, folder = saved(tmp_path, ONE)
+    for other in (characters("abc"), characters("zyxwvutsrqponmlkjihgfedcba")):  # another size; the same, other ids
+        network = ONE.build(Vocabulary(other.vocab_size, other.mask_id))
+        with pytest.raises(ModelError, match=f"of 29 tokens, is not the run's.*\n.*set data.tokenizer={folder}"):
+            Finetune(folder).apply(network, other)
+
+
+@pytest.mark.parametrize("start", [RandomInit(), Finetune("owner/name"), AnchorFrom("runs/mdlm")], ids=repr)
+def test_starts_can_be_stored(start):
+    assert from_json(Init, to_json(start)) == start
+
+
+def test_a_recipe_of_one_stage_becomes_the_first_of_two_as_the_guide_says(tmp_path):
+    """The pair of commands in docs/training.md: the second finds its anchor stage in what the first trains."""
+    change = "network.stack.input_reinjection=0"
+    assert change in Path("docs/training.md").read_text(encoding="utf-8")
+    _, folder = saved(tmp_path, with_changes(recipe("wikitext2-mdlm"), [change]).network)
+    AnchorFrom(folder).apply(recipe("wikitext2-adlm").network.build(VOCABULARY), TOKENIZER)
