@@ -15,12 +15,12 @@ import torch
 import tyro
 from rich.table import Table as Printed
 
-from adlm.cli.progress import TrainingBar, bar, console
+from adlm.cli.progress import BarMessages, TrainingBar, bar, console
 from adlm.config import to_json, with_changes
 from adlm.data.shards import write_atomically
 from adlm.errors import ConfigError, TrainingError
+from adlm.train.callbacks import Callback
 from adlm.train.plan import summary
-from adlm.train.trainer import Callbacks
 from adlm_studies.experiments.named import study_of
 from adlm_studies.experiments.study import (
     REPORT,
@@ -109,10 +109,10 @@ def _list() -> None:
 
 
 @contextmanager
-def shown(step: StudyStep, done: int, count: int) -> Iterator[Callbacks]:
+def shown(step: StudyStep, done: int, count: int) -> Iterator[Callback]:
     total = step.work.run.train.steps if isinstance(step.work, Train) else None
     with bar(f"{done + 1}/{count} {step.name}", total) as view:
-        yield Callbacks(TrainingBar(view, total) if total else None, view.print)
+        yield TrainingBar(view) if total else BarMessages(view)
         view.note = "done"
 
 

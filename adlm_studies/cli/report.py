@@ -17,9 +17,9 @@ from adlm.models.costs import count_parameters, shape_of
 from adlm.models.io import WEIGHTS, ModelConfig, read_config
 from adlm.models.two_stage import TwoStageConfig
 from adlm.text_model import TextModel, load
-from adlm.train.folder import differences, read_run, stored_run
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
+from adlm.train.run_folder import differences, read_run, stored_run
 from adlm_studies.report.page import write_report
 from adlm_studies.report.recording import record
 from adlm_studies.report.sections import Cell, Chart, Code, Interval, ReportPage, ReportTable, Section, Series, Texts

@@ -68,7 +68,7 @@ class Share(StudyWork):
 
     def do(self, place: Place) -> dict[str, Any]:
         for line in self.left_out:
-            place.say(f"left out: {line}")
+            place.callback.log(f"left out: {line}")
         tokenizer = train_bpe(chain.from_iterable(map(self._beginning, self.domains)), self.size)
         shutil.rmtree(place.folder, ignore_errors=True)
         tokenizer.save(place.folder)

@@ -9,9 +9,9 @@ from adlm.errors import DataError, UnknownName
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel
+from adlm.train.callbacks import Callback
 from adlm.train.init import Finetune, RandomInit
 from adlm.train.lr_schedules import StableDecay
-from adlm.train.trainer import Callbacks
 from adlm_studies.experiments.solved import METHODS, cost_chart, in_words, one_problem, size_chart, solved_table
 from adlm_studies.experiments.study import Place, StepOutcome, Study, StudyStep, StudyWork
 from adlm_studies.experiments.tables import of
@@ -228,17 +228,13 @@ def _at_hand(scale: str) -> list[str]:
     return [name for name, budget in _BUDGETS[scale].items() if is_here(task_of(budget.task or name, None))]
 
 
-def _attending(place: Place) -> Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]:
+def _attending(place: Place) -> Callable[[CurriculumStage, int, int], AbstractContextManager[Callback]]:
     @contextmanager
-    def around(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
-        place.say(f"stage {number + 1} of {count}: {stage.run.train.steps:,} steps")
-        yield Callbacks(place.watch, _silent)
+    def around(stage: CurriculumStage, number: int, count: int) -> Iterator[Callback]:
+        place.callback.log(f"stage {number + 1} of {count}: {stage.run.train.steps:,} steps")
+        yield Callback()
 
     return around
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 @dataclass(frozen=True)

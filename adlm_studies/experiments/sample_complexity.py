@@ -9,7 +9,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,12 +28,11 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
 from adlm.train.lr_schedules import StableDecay
-from adlm.train.optimizer import Muon
+from adlm.train.optimizers import Muon
 from adlm.train.plan import summary
-from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import BEST
+from adlm.train.run import CheckpointConfig, FitOptions, Run, TrainConfig, ValidationConfig
+from adlm.train.run_folder import BEST, stored_run
 from adlm_studies.experiments.counting import ANCHORED, ANY_ORDER, CHAIN, anchored_excess, chain_excess
 from adlm_studies.experiments.rows_needed import curves_of, lead, sections
 from adlm_studies.experiments.study import Place, StepOutcome, Study, StudyStep, StudyWork
@@ -100,8 +99,8 @@ class Learn(StudyWork):
                 "asked how many samples per run needs", f"{type(process).__name__} as data", "use an AnchoredProcess"
             )
         same = stored_run(place.folder) == to_json(run)
-        resume: Literal["auto", "never"] = "auto" if same else "never"
-        fitted = fit(run, place.folder, resume=resume, watch=place.watch, say=place.say, curves=False)
+        options = FitOptions(resume="auto" if same else "never")
+        fitted = fit(run, place.folder, options=options, callbacks=[place.callback])
         model, *_ = load_model(place.folder / BEST)
         law, test = process.exact(), process.rows("test")
         nats = perplexity(model, test, draws=self.draws, batch=256).nats_per_row.mean

@@ -24,7 +24,7 @@ from adlm.config import to_json
 from adlm.data.shards import write_atomically
 from adlm.errors import ConfigError, DataError, UnknownName
 from adlm.evaluate.result import versions
-from adlm.train.trainer import Callbacks, ProgressCallback
+from adlm.train.callbacks import Callback, PrintMessages
 from adlm_studies.report.sections import ReportPage
 
 SCHEMA = "adlm.study.v1"
@@ -52,15 +52,13 @@ class Place(NamedTuple):
         root: the study's folder.
         name: the step's.
         cache: of prepared data.
-        watch: told of training steps.
-        say: told what a person should know.
+        callback: told of training steps and messages.
     """
 
     root: Path
     name: str
     cache: Path
-    watch: ProgressCallback | None = None
-    say: Callable[[str], None] = print
+    callback: Callback = PrintMessages()
 
     @property
     def folder(self) -> Path:
@@ -129,13 +127,13 @@ class Study(ABC):
         """Of what is done so far: outcomes may be missing."""
 
 
-# Around each step: (step, steps done, of how many) -> who watches it.
-Around = Callable[[StudyStep, int, int], AbstractContextManager[Callbacks]]
+# Around each step: (step, steps done, of how many) -> the callback of its training.
+Around = Callable[[StudyStep, int, int], AbstractContextManager[Callback]]
 
 
 @contextmanager
-def _unattended(step: StudyStep, done: int, count: int) -> Iterator[Callbacks]:
-    yield Callbacks()
+def _unattended(step: StudyStep, done: int, count: int) -> Iterator[Callback]:
+    yield PrintMessages()
 
 
 def carry_out(
@@ -158,8 +156,8 @@ def carry_out(
         step, release = taken
         try:
             if stored_result(root, step.name, described[step.name]) is None:
-                with around(step, len(done), len(steps)) as (watch, say):
-                    place = Place(root, step.name, cache or root / "data", watch, say)
+                with around(step, len(done), len(steps)) as callback:
+                    place = Place(root, step.name, cache or root / "data", callback)
                     _clear_of_another(place, described[step.name])
                     _store(root, step.name, described[step.name], step.work.do(place))
         finally:

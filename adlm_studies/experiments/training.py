@@ -19,10 +19,10 @@ from adlm.evaluate.perplexity import Perplexity, perplexity
 from adlm.models.language_model import LanguageModel
 from adlm.text_model import TextModel
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
-from adlm.train.run import Run
+from adlm.train.run import FitOptions, Run
+from adlm.train.run_folder import stored_run
 from adlm_studies.experiments.study import Place, StudyWork
 
 _HELD_OUT = ("test", "valid")
@@ -52,10 +52,8 @@ class Train(StudyWork):
         for source in (corpus.source, *self.others):
             _held_out(replace(corpus, source=source))  # refuses before anything is trained
         same = stored_run(place.folder) == to_json(run)
-        fitted = fit(
-            run, place.folder, resume="auto" if same else "never", cache=place.cache, watch=place.watch, say=place.say,
-            curves=False,
-        )  # fmt: skip
+        options = FitOptions(resume="auto" if same else "never", cache=place.cache)
+        fitted = fit(run, place.folder, options=options, callbacks=[place.callback])
         tables = {corpus.source: held_out(corpus, fitted.tokenizer, place.cache)}
         for source in self.others:
             tables[source] = held_out(replace(corpus, source=source), fitted.tokenizer, place.cache)

@@ -31,13 +31,14 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
+from adlm.train.callbacks import Callback, PrintMessages
+from adlm.train.curves import DrawCurves
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
 from adlm.train.init import Finetune, Init, Pretrained, RandomInit
 from adlm.train.lr_schedules import Constant, StableDecay
-from adlm.train.optimizer import AdamW, Muon
+from adlm.train.optimizers import AdamW, Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import BEST, Callbacks
+from adlm.train.run_folder import BEST, stored_run
 from adlm_studies.reasoning.diffusion import Diffused
 from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, Implicit, Method, Pause, method_named
 from adlm_studies.reasoning.objective import ThoughtCrossEntropy
@@ -303,13 +304,13 @@ def _is_causal(network: NetworkConfig) -> bool:
     return True  # of transformers
 
 
-# Around each stage that is trained: (stage, its number, of how many) -> who watches it.
-Around = Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]
+# Around each stage that is trained: (stage, its number, of how many) -> the callback of its training.
+Around = Callable[[CurriculumStage, int, int], AbstractContextManager[Callback]]
 
 
 @contextmanager
-def _unattended(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
-    yield Callbacks()
+def _unattended(stage: CurriculumStage, number: int, count: int) -> Iterator[Callback]:
+    yield PrintMessages()
 
 
 def train_in_stages(
@@ -325,6 +326,7 @@ def train_in_stages(
     for number, stage in enumerate(stages):
         if stage.finished:
             continue
-        with around(stage, number, len(stages)) as (watch, say):
-            fit(stage.run, stage.folder, device=device, watch=watch, say=say, curves=curves and stage is stages[-1])
+        with around(stage, number, len(stages)) as callback:
+            drawn = [DrawCurves()] if curves and stage is stages[-1] else []
+            fit(stage.run, stage.folder, device=device, callbacks=[callback, *drawn])
     return stages[-1].folder

@@ -24,8 +24,8 @@ from adlm.train.init import AnchorFrom, Finetune
 from adlm.train.lora import Lora
 from adlm.train.lr_schedules import Constant
 from adlm.train.metrics import read_metrics
-from adlm.train.optimizer import AdamW, Muon
-from adlm.train.run import Run, TrainConfig, ValidationConfig
+from adlm.train.optimizers import AdamW, Muon
+from adlm.train.run import FitOptions, Run, TrainConfig, ValidationConfig
 
 STACK = StackConfig(width=32, heads=2, layers=2)
 TRAIN = TrainConfig(
@@ -34,7 +34,7 @@ TRAIN = TrainConfig(
 
 
 def fitted(run, folder, cache, **options):
-    return fit(run, folder, device="cpu", cache=cache, say=lambda text: None, **options)
+    return fit(run, folder, device="cpu", options=FitOptions(cache=cache, **options), callbacks=[])
 
 
 @pytest.fixture(scope="module")

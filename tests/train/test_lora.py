@@ -19,9 +19,8 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Nelbo
 from adlm.randomness import Noise
 from adlm.train.ema import Ema
-from adlm.train.freeze import freeze
-from adlm.train.lora import Lora
-from adlm.train.optimizer import AdamW, Muon
+from adlm.train.lora import Lora, freeze
+from adlm.train.optimizers import AdamW, Muon
 from tests.conftest import batch_of
 
 TOKENIZER = characters("abcdefgh")

@@ -22,7 +22,7 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
-from adlm.train.optimizer import AdamW, Muon
+from adlm.train.optimizers import AdamW, Muon
 from adlm.train.plan import (
     EFFICIENCY,
     KNOWN,
@@ -120,22 +120,22 @@ def test_a_summary_counts_rows_tokens_and_the_work_of_every_micro_batch():
     step = training_work(TWO, WORDS, length=16, rows=16, scored=0.5, anchors=1.0)
     assert found.work == step + 3 * once
     assert found.all_work == 10 * found.work
-    assert summary(RUN, world=4).work == step + 3 * once  # four micro-batches, wherever they are computed
-    assert summary(RUN, world=8).work == step + 7 * once
+    assert summary(RUN, world_size=4).work == step + 3 * once  # four micro-batches, wherever they are computed
+    assert summary(RUN, world_size=8).work == step + 7 * once
 
 
 def test_a_plan_shares_the_step_among_processes():
-    alone, four = plan(RUN), plan(RUN, world=4)
+    alone, four = plan(RUN), plan(RUN, world_size=4)
     assert (alone.micro_batch_size, alone.micro_batches) == (4, 4)
     assert (four.micro_batch_size, four.micro_batches) == (4, 1)
-    assert plan(RUN, world=8).micro_batch_size == 2
+    assert plan(RUN, world_size=8).micro_batch_size == 2
     assert alone.seconds == pytest.approx(alone.summary.work / (EFFICIENCY * matmul_speed("cpu", False)))
     assert four.seconds == pytest.approx(alone.seconds / 4)
     assert alone.all_seconds == pytest.approx(10 * alone.seconds)
     with pytest.raises(ConfigError, match="a multiple of 3 rows"):
-        plan(RUN, world=3)
+        plan(RUN, world_size=3)
     with pytest.raises(ConfigError, match="a multiple of 32 rows"):
-        plan(RUN, world=32)
+        plan(RUN, world_size=32)
 
 
 def test_memory_holds_weights_gradients_states_and_averages():
