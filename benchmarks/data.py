@@ -25,6 +25,7 @@ from adlm.data.catalog import open_source
 from adlm.data.packing import Wrapped
 from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
+from adlm.train.callbacks import Callback
 
 LENGTH = 1024
 PARTS = ["throughput", "memory", "loading"]

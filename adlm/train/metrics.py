@@ -239,7 +239,10 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    return {_RENAMED.get(str(key), key): value for key, value in record.items()}
+    for old, new in _RENAMED.items():
+        if old in record:
+            record[new] = record.pop(old)
+    return record
 
 
 def _finite(value: Any) -> Any:

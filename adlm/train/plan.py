@@ -76,6 +76,7 @@ def known_vocabulary(data: DataConfig) -> Vocabulary:
         f"asked what a run with the tokenizer {name!r} will take",
         "the size of its vocabulary is not known here",
         f"name a file or folder with it, bpe:SIZE, or one of {', '.join(VOCABULARIES)}",
+        subject=name,
     )
 
 
@@ -180,6 +181,7 @@ def _micro_batches(run: Run, rows: int, world_size: int) -> tuple[int, int]:
             f"asked for a step of {rows} rows on {world_size} processes",
             "it does not divide evenly",
             f"set train.tokens_per_step to a multiple of {world_size} rows",
+            subject="train.tokens_per_step",
         )
     micro = min(run.train.micro_batch_size, mine)
     return micro, -(-mine // micro)

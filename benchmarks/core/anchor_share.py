@@ -53,7 +53,8 @@ def main() -> None:
     table = []
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "data"
-        model = fit(Run("anchors", data, network, Anelbo(), train), Path(folder) / "run", options=FitOptions(cache=cache)).model
+        run, options = Run("anchors", data, network, Anelbo(), train), FitOptions(cache=cache)
+        model = fit(run, Path(folder) / "run", options=options).model
         loader = LoaderConfig(ROWS).build(data.prepare(cache=cache).train)
         model.train()
         batches = [loader.batch(steps + i) for i in range(BATCHES + 1)]
