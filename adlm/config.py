@@ -6,12 +6,12 @@ the registry says which class a kind is.
 
 import json
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from adlm import registry
-from adlm.errors import AdlmError, ConfigError, UnknownName
+from adlm.errors import ConfigError, UnknownName
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ def _name(expected: Any) -> str:
 
 def _union(expected: Any, members: Sequence[Any], data: Any, where: str) -> Any:
     """By the first member that fits, an exact one before one that converts: 3 is an int where float is possible too."""
-    failures: list[AdlmError] = []
+    failures: list[ConfigError] = []
     for member in sorted(members, key=lambda each: type(data) is not each):
         try:
             return _read(member, data, where)
@@ -143,14 +143,11 @@ def _union(expected: Any, members: Sequence[Any], data: Any, where: str) -> Any:
             failures.append(error)
     # What is wrong inside a value says more than that none of the members fits.
     deeper = [error for error in failures if isinstance(error, UnknownName) or error.subject != where]
-    options = [member for member in members if member is not type(None)]
-    if deeper or len(options) == 1:
-        raise (deeper or [_wrong(expected, data, where)])[0]
-    raise _wrong(expected, data, where)
+    raise deeper[0] if deeper else _wrong(expected, data, where)
 
 
 def _items(expected: Any, origin: Any, inner: Sequence[Any], data: list[Any], where: str) -> Any:
-    kinds: Iterator[Any] | Sequence[Any]
+    kinds: Sequence[Any]
     if origin is tuple and inner and inner[-1] is not Ellipsis:
         kinds = [] if inner == ((),) else inner
         if len(kinds) != len(data):

@@ -176,14 +176,15 @@ def lookup(group: str, name: str) -> Any | None:
     """As `find`, but None if there is none. Imports that a run stored happen here, when a name is not found."""
     found = _lookup(group, name)
     while found is None and _stored:
-        _import_stored(*_stored.pop(0))
+        _import_stored(*_stored[0])
+        del _stored[0]
         found = _lookup(group, name)
     return found
 
 
 def kinds(group: str) -> dict[str, Any]:
     """The classes of a group by the name of the class: where each is, or the class itself."""
-    return {kind: member for member in _members(group).values() if (kind := _kind(member)) and kind[0].isupper()}
+    return {kind: member for member in _members(group).values() if (kind := _kind(member))}
 
 
 def group_of(kind: type[Any]) -> str | None:
@@ -237,8 +238,7 @@ def add(group: str, members: Mapping[str, Any], *, base: str = "", old: Mapping[
         if group == "dataset" and name in _load(_CATALOG):
             raise ConfigError(f"the data set {name!r} is already in the catalog", subject=name)
         for taken, other in mine.items():
-            same = taken == name or (_kind(other) == _kind(member) and _kind(member)[0].isupper())
-            if same and _address(other) != _address(member):
+            if (taken == name or _kind(other) == _kind(member) != "") and _address(other) != _address(member):
                 raise ConfigError(
                     f"the {group.replace('_', ' ')} {name!r} is already registered, as {_address(other)}", subject=name
                 )
@@ -343,8 +343,7 @@ def _members(group: str) -> dict[str, Any]:
 def _lookup(group: str, name: str) -> Any | None:
     members = _members(group)
     name = _ALIASES.get(group, {}).get(name, name)
-    member = members.get(name) or next((each for each in members.values() if _kind(each) == name), None)
-    return _load(member)
+    return _load(members.get(name) or next((each for each in members.values() if name and _kind(each) == name), None))
 
 
 def _load(member: Any) -> Any:
@@ -359,7 +358,9 @@ def _address(member: Any) -> str:
 
 
 def _kind(member: Any) -> str:
-    return _address(member).rpartition(":")[2] if isinstance(member, str | type) or callable(member) else ""
+    """The name of a class; nothing for functions and values."""
+    name = _address(member).rpartition(":")[2] if isinstance(member, str | type) else ""
+    return name if name[:1].isupper() else ""
 
 
 def _typed(names: Iterable[str]) -> list[str]:
