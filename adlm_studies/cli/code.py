@@ -30,17 +30,17 @@ from adlm.samplers.sampler import Sampler
 from adlm.text_model import TextModel, load
 from adlm_studies.code import sandbox
 from adlm_studies.code.benchmarks import (
-    SETS,
+    BENCHMARKS,
     STATUSES,
     CodeProblem,
     completions,
-    judged,
+    count_lossy,
+    encode_problem,
     pass_at,
     read_problems,
     read_solutions,
+    run_tests,
     solution_nats,
-    spelled,
-    unreadable,
 )
 from adlm_studies.code.sandbox import ProgramLimits
 
@@ -122,7 +122,7 @@ def command(
             parts.append(BenchmarkPart({}, {}, {"solutions": f"from {solutions.name}, as they are"}))
         elif run:
             chosen = writer.sampler(sampler, **options_of(option, {}))
-            how = {"solutions": f"{n} a problem, cut before {SETS[set].stops}", "sampler": to_json(chosen)}
+            how = {"solutions": f"{n} a problem, cut before {BENCHMARKS[set].stops}", "sampler": to_json(chosen)}
             parts.append(BenchmarkPart({}, {}, how))
             answers = world.on_first(lambda: _written(writer, asked, set, chosen, n, max_new_tokens, seed))
         if answers is not None:
@@ -158,7 +158,7 @@ def _bound(
     made_of: dict[str, Any],
 ) -> BenchmarkPart:
     """What reference solutions cost."""
-    changed = unreadable(problems, writer.tokenizer)
+    changed = count_lossy(problems, writer.tokenizer)
     if changed and not lossy:
         raise ConfigError(
             f"asked what {len(problems)} solutions cost",
@@ -166,7 +166,7 @@ def _bound(
             "use a model with a byte-level tokenizer, or --lossy to score the text as this one reads it",
         )
     packing, network = writer.config.packing, writer.network
-    texts = [spelled(problem, writer.tokenizer, packing) for problem in problems]
+    texts = [encode_problem(problem, writer.tokenizer, packing) for problem in problems]
     compute = solution_nats(network, texts, packing, pad_id=writer.tokenizer.roles.pad_id, draws=draws, seed=seed)
     with bar("bound", len(texts)) if world.first else nullcontext() as view:
         nats = each_of(
@@ -186,7 +186,7 @@ def _bound(
     figures = {
         "bits_a_byte": Figure(*a_byte, kind=kind, unit="bits per byte", draws=counted),
         "nats_per_token": Figure(*a_token, kind=kind, unit="nats per token", draws=counted),
-        "nats_a_solution": Figure(a_problem.mean, a_problem.error, kind, "nats a solution", counted),
+        "nats_per_solution": Figure(a_problem.mean, a_problem.error, kind, "nats per solution", counted),
     }
     about = {
         "likelihood": "exact" if network.causal else f"a bound, from {draws} stratified mask counts per row",
@@ -221,7 +221,7 @@ def _written(
 
     answers = []
     with bar("writing", len(problems)) as view:
-        for each in completions(problems, write, room, SETS[name].stops):
+        for each in completions(problems, write, room, BENCHMARKS[name].stops):
             answers.append(each)
             view.update(len(answers), f"solutions of {len(answers):,} of {len(problems):,} problems")
     return answers
@@ -243,7 +243,7 @@ def _passed(
     with bar("running", len(problems)) if world.first else nullcontext() as view:
         counts = each_of(
             len(problems),
-            judged(problems, answers, limits),
+            run_tests(problems, answers, limits),
             width=len(STATUSES),
             batch=8,
             world=world,

@@ -21,7 +21,7 @@ from adlm.train.folder import differences, read_run, stored_run
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
 from adlm_studies.report.page import write_report
-from adlm_studies.report.recording import record
+from adlm_studies.report.recording import record_generation
 from adlm_studies.report.sections import Cell, Chart, Code, Interval, ReportPage, ReportTable, Section, Series, Texts
 
 _BINS = 120  # points of a training curve, at most
@@ -264,7 +264,7 @@ def _written(runs: Sequence[_Trained], *, samples: int, seed: int, device: str) 
         state = "" if run.model_folder == run.folder else ", best so far"
         texts += [(f"{run.name}{state}", text) for text in model.generate(n=samples, seed=seed)]
         if run is shown:
-            sections.append(record(model, title=f"A text as {run.name} writes it", seed=seed))
+            sections.append(record_generation(model, title=f"A text as {run.name} writes it", seed=seed))
     return [*sections, Texts("Samples", f"Seed {seed}, by the plain sampler of each kind; not chosen.", texts)]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from adlm_studies.experiments.statistics import over_runs
 from adlm_studies.experiments.study import StepOutcome
-from adlm_studies.experiments.tables import of
+from adlm_studies.experiments.tables import select
 from adlm_studies.reasoning.answers import Accuracy, paired
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportTable, Series, Texts
 
@@ -120,7 +120,7 @@ def one_problem(task: str, outcomes: Sequence[StepOutcome]) -> Texts:
     texts = []
     for (base, method), runs in _rows(outcomes).items():
         shown = runs[0].result["shown"]
-        thoughts = "".join(f"[{guesses[0][0].strip()} {guesses[0][1]:.0%}] " for guesses in shown["thoughts"])
+        thoughts = "".join(f"[{likeliest[0][0].strip()} {likeliest[0][1]:.0%}] " for likeliest in shown["thoughts"])
         texts.append((f"{METHODS[method][0]}, {base}", f"{thoughts}{shown['written'].strip()}"))
     shown = outcomes[0].result["shown"]
     note = f"{shown['question']} (Answer: {shown['answer']}) In brackets, the likeliest token after each thought."
@@ -147,7 +147,7 @@ def _rows_by_task(outcomes: Sequence[StepOutcome]) -> dict[tuple[str, str], list
     """By task and method, of the first base."""
     base = outcomes[0].labels["base"]
     found: dict[tuple[str, str], list[StepOutcome]] = {}
-    for outcome in of(outcomes, base=base):
+    for outcome in select(outcomes, base=base):
         found.setdefault((outcome.labels["task"], outcome.labels["method"]), []).append(outcome)
     return found
 

@@ -20,11 +20,11 @@ from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.work import weights_checksum
 from adlm.text_model import TextModel, load
 from adlm_studies.reasoning.answers import Accuracy, accuracy
-from adlm_studies.reasoning.decode import Solved
-from adlm_studies.reasoning.diffusion import Diffused
-from adlm_studies.reasoning.rows import Reasoned, problems_of, unknown_fraction
-from adlm_studies.reasoning.solve import limit_for, solve
-from adlm_studies.reasoning.tasks import task_of
+from adlm_studies.reasoning.decode import SolvedProblem
+from adlm_studies.reasoning.diffusion import DiffusionReasoningData
+from adlm_studies.reasoning.rows import ReasoningData, read_problems, unknown_fraction
+from adlm_studies.reasoning.solve import answer_limit, solve
+from adlm_studies.reasoning.tasks import make_task
 
 
 def command(
@@ -63,7 +63,7 @@ def command(
         if file.is_dir():
             raise ConfigError(f"asked to write to {file}", "it is a folder", "name a file")
     model, config = opened(run, data, device)
-    chosen = problems_of(config.task, split, problems or 0)
+    chosen = read_problems(config.task, split, problems or 0)
     with bar("answers", len(chosen)) as view:
 
         def watch(done: int, count: int) -> None:
@@ -75,14 +75,14 @@ def command(
             config,
             chosen,
             split,
-            limit=limit or limit_for(config, model.tokenizer, split),
+            limit=limit or answer_limit(config, model.tokenizer, split),
             plain=plain,
             batch=batch,
             seed=seed,
             watch=watch,
         )
     protocol: dict[str, Any] = {"run": to_json(config), "split": split, "limit": limit, "problems": problems}
-    protocol["decoding"] = "greedy" if isinstance(config, Reasoned) else "plain" if plain else "anchors first"
+    protocol["decoding"] = "greedy" if isinstance(config, ReasoningData) else "plain" if plain else "anchors first"
     right = accuracy([each.right for each in solved])
     low, high = right.interval
     result = Result(
@@ -111,7 +111,7 @@ def command(
         console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def opened(run: str, data: str | None, device: str) -> tuple[TextModel, Reasoned | Diffused]:
+def opened(run: str, data: str | None, device: str) -> tuple[TextModel, ReasoningData | DiffusionReasoningData]:
     """A model that reasons, on its device, and what it was trained on."""
     model = load(run)
     config = trained_on(run, model)
@@ -119,36 +119,36 @@ def opened(run: str, data: str | None, device: str) -> tuple[TextModel, Reasoned
         given = {
             field.name: getattr(config.task, field.name) for field in fields(config.task) if field.name != "folder"
         }
-        config = replace(config, task=task_of(config.task.name, data, **given))
+        config = replace(config, task=make_task(config.task.name, data, **given))
     model.network.eval().to(device_for(device))
     return model, config
 
 
-def trained_on(run: str, model: TextModel) -> Reasoned | Diffused:
+def trained_on(run: str, model: TextModel) -> ReasoningData | DiffusionReasoningData:
     stored = (model.config.run or {}).get("data", {})
-    if stored.get("kind") not in (Reasoned.__name__, Diffused.__name__):
+    if stored.get("kind") not in (ReasoningData.__name__, DiffusionReasoningData.__name__):
         found = f"it was trained on {stored.get('kind') or 'nothing that is known'}"
         raise ConfigError(f"asked {run} to reason", found, "name a folder that `adlm reason train` wrote")
     config = from_json(DataConfig, stored, where="run.data")  # type: ignore[type-abstract]
-    assert isinstance(config, Reasoned | Diffused)
+    assert isinstance(config, ReasoningData | DiffusionReasoningData)
     return config
 
 
-def _figures(right: Accuracy, solved: Sequence[Solved]) -> dict[str, Figure]:
+def _figures(right: Accuracy, solved: Sequence[SolvedProblem]) -> dict[str, Figure]:
     tokens = np.array([each.written.tokens for each in solved], float)
     error = float(tokens.std(ddof=1) / math.sqrt(len(tokens))) if len(tokens) > 1 else None
     answered = sum(each.found is not None for each in solved) / len(solved)
     spread = math.sqrt(right.fraction * (1 - right.fraction) / len(solved))
     return {
-        "accuracy": Figure(right.fraction, spread, unit="share"),
-        "accuracy_low": Figure(right.interval[0], unit="share, lower end of the 95 % interval (Wilson)"),
-        "accuracy_high": Figure(right.interval[1], unit="share, upper end of the 95 % interval (Wilson)"),
+        "accuracy": Figure(right.fraction, spread, unit="fraction"),
+        "accuracy_low": Figure(right.interval[0], unit="fraction, lower end of the 95 % interval (Wilson)"),
+        "accuracy_high": Figure(right.interval[1], unit="fraction, upper end of the 95 % interval (Wilson)"),
         "tokens": Figure(float(tokens.mean()), error, unit="tokens written a problem"),
-        "answered": Figure(answered, unit="share"),
+        "answered": Figure(answered, unit="fraction"),
     }
 
 
-def _record(solved: Solved) -> dict[str, Any]:
+def _record(solved: SolvedProblem) -> dict[str, Any]:
     return {
         "number": solved.number,
         "question": solved.problem.question,
@@ -157,6 +157,6 @@ def _record(solved: Solved) -> dict[str, Any]:
         "found": solved.found,
         "right": solved.right,
         "tokens": solved.written.tokens,
-        "thoughts": [[guess._asdict() for guess in each] for each in solved.written.thoughts],
+        "thoughts": [[prediction._asdict() for prediction in each] for each in solved.written.thoughts],
         "placed": list(solved.written.placed),
     }

@@ -13,8 +13,8 @@ from adlm.cli.live import harmless
 from adlm.cli.progress import console
 from adlm.errors import ConfigError
 from adlm_studies.cli.reason.evaluate import opened
-from adlm_studies.reasoning.decode import Solved, ThoughtPrediction
-from adlm_studies.reasoning.solve import limit_for, solve
+from adlm_studies.reasoning.decode import SolvedProblem, ThoughtPrediction
+from adlm_studies.reasoning.solve import answer_limit, solve
 
 
 def command(
@@ -42,13 +42,13 @@ def command(
     if not 0 <= number < len(problems):
         found = f"{len(problems):,} problems in {config.task.name} ({split})"
         raise ConfigError(f"asked for problem {number}", found, f"give 0 to {len(problems) - 1}")
-    limit = limit_for(config, model.tokenizer, split)
+    limit = answer_limit(config, model.tokenizer, split)
     rows, (solved,) = solve(model.network, model.tokenizer, config, [problems[number]], split, limit=limit, plain=plain)
     output_mask = [model.tokenizer.token(token) if token >= 0 else "" for token in rows.output_mask(0)]
     console().print(_shown(solved, f"{config.task.name} {split} {number}", output_mask))
 
 
-def _shown(solved: Solved, title: str, output_mask: Sequence[str]) -> Group:
+def _shown(solved: SolvedProblem, title: str, output_mask: Sequence[str]) -> Group:
     problem, written = solved.problem, solved.written
     parts = [Panel(Text(harmless(problem.question)), title=title, title_align="left")]
     if written.thoughts:
@@ -70,9 +70,9 @@ def _thoughts(
     table = Table(box=None, pad_edge=False)
     for name in ("", "important", *(["placed"] if placed else []), *(["predicted"] + [""] * (len(thoughts[0]) - 1))):
         table.add_column(name)
-    for i, guesses in enumerate(thoughts):
+    for i, likeliest in enumerate(thoughts):
         important = output_mask[i].strip() if i < len(output_mask) else ""
-        cells = [Text(f"{harmless(guess.token).strip()} {guess.probability:.0%}") for guess in guesses]
+        cells = [Text(f"{harmless(prediction.token).strip()} {prediction.probability:.0%}") for prediction in likeliest]
         filled = [Text(harmless(placed[i]).strip())] if placed else []
         table.add_row(str(i + 1), Text(harmless(important)), *filled, *cells)
     return table
