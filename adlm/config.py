@@ -16,16 +16,19 @@ T = TypeVar("T")
 # What version 0.1 called kinds and fields: its saved models, runs and configurations still load.
 _OLD_KINDS = {
     "AtPlaces": "AtPositions",
+    "Diffused": "DiffusionReasoningData",
     "Fresh": "RandomInit",
     "RandomShare": "RandomFraction",
+    "Reasoned": "ReasoningData",
     "Spread": "LowDiscrepancyTimes",
+    "WithMarks": "FinetuneWithNewTokens",
 }
 _OLD_FIELDS: dict[str, dict[str, str]] = {
     "AnchoredCrossEntropy": {"share": "fraction"},
     "Anelbo": {"share": "fraction"},
     "AtPositions": {"places": "positions"},
     "Corpus": {"rows": "packing"},
-    "Curriculum": {"start": "init"},
+    "Curriculum": {"rows": "batch_size", "start": "init"},
     "DegradedAnelbo": {"share": "fraction"},
     "ModelConfig": {"rows": "packing"},
     "RandomFraction": {"share": "fraction"},

@@ -135,5 +135,6 @@ def print_tables(sections: Sequence[ReportTable]) -> None:
     for section in sections:
         table = Table(*section.columns, title=section.title, caption=section.note)
         for row in section.rows:
-            table.add_row(*("" if cell is None else f"{cell:.4g}" if type(cell) is float else str(cell) for cell in row))
+            cells = ("" if cell is None else cell for cell in row)
+            table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
         console().print(table)

@@ -12,7 +12,7 @@ from adlm.train.run import Run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.samples import RecordSample, texts_of
 from adlm_studies.experiments.statistics import exponential, interval_note, over_runs, paired, significant
-from adlm_studies.experiments.study import StepOutcome, Study, StudyStep
+from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, check_names
 from adlm_studies.experiments.tables import curves, nats_of, select
 from adlm_studies.experiments.training import TrainAndScore
 from adlm_studies.report.sections import Cell, Interval, ReportPage, ReportTable, Section
@@ -73,6 +73,11 @@ class Anchoring(Study):
     arms: tuple[str, ...] = ()
     training_steps: int = 0
     rows: int = 400
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names("arm of the study", self.arms, ARMS)
+        check_names(f"corpus at {self.scale} scale", self.corpora, settings.corpora(self.scale))
 
     def steps(self) -> Sequence[StudyStep]:
         names = self.corpora or tuple(name for name in settings.corpora(self.scale) if name != "stories")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, NamedTuple
 
 from adlm.anchors.rules import AnchorRule, EveryToken, RandomFraction, RareInSequence
-from adlm.errors import UnknownName
 from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.degraded import DegradedAnelbo
@@ -23,7 +22,7 @@ from adlm_studies.experiments.probing import (
     TrainWithRuleFromData,
 )
 from adlm_studies.experiments.statistics import exponential, interval_note, over_runs, paired
-from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, StudyWork, check_names
 from adlm_studies.experiments.tables import nats_of, select
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, ReportTable, Section, Series
 
@@ -87,9 +86,7 @@ class Anchors(Study):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for axis in self.axes:
-            if axis not in AXES:
-                raise UnknownName("change to anchors", axis, AXES)
+        check_names("axis of the study", self.axes, AXES)
 
     def steps(self) -> Sequence[StudyStep]:
         return [step for seed in range(self.seeds) for step in self._of_seed(seed)]

@@ -207,7 +207,7 @@ def _sampling_table(sampling: Result) -> ReportTable:
         f"{sampling['texts']} texts of {sampling['length']} tokens at a time, {sampling['threads']} threads; medians "
         "of rounds in which all take turns. Calls are rows through the network, of a text. Naive computes every row "
         "and every logit at every step, and left to right without a cache. The last columns are quality: nats per "
-        f"token as {AR} of the first seed finds them (its own texts by itself), ± two standard errors over texts, and the "
+        f"token as {AR} of the first seed finds them (its own texts too), ± two standard errors over texts, and the "
         "entropy of a text's tokens, which falls where texts repeat themselves."
     )
     columns = ("model", "sampler, steps", "ms a text", "tokens per second", "calls", "anchor stage's", "GFLOP a text",

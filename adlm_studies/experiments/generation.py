@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.stories import Stories
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import DataError, OutOfRange
 from adlm.evaluate.generation import figures
 from adlm.evaluate.judge import Judge, judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
@@ -28,7 +28,7 @@ from adlm.text_model import TextModel
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.statistics import exponential, interval_note, over_runs, paired, significant
-from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork, check_names
 from adlm_studies.experiments.tables import nats_of, select
 from adlm_studies.experiments.training import TrainAndScore, held_out
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, ReportTable, Section, Series, Texts
@@ -180,11 +180,9 @@ class Generation(Study):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.samplers:
-            if name not in SAMPLERS:
-                raise UnknownName("sampler of the study", name, SAMPLERS)
+        check_names("sampler of the study", self.samplers, SAMPLERS)
         if any(steps < 1 for steps in self.grid):
-            raise ConfigError(f"asked for texts in {self.grid} steps", "fewer than 1", "give 1 or more each")
+            raise OutOfRange("grid", self.grid, "1 or more each")
 
     def steps(self) -> Sequence[StudyStep]:
         judge, texts = self.judge or _JUDGES.get(self.scale, ""), self.texts or _TEXTS[self.scale]

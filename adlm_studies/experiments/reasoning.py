@@ -15,11 +15,11 @@ from adlm.train.trainer import Callbacks
 from adlm_studies.experiments.solved import METHODS, cost_chart, in_words, one_problem, size_chart, solved_table
 from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork
 from adlm_studies.experiments.tables import select
+from adlm_studies.reasoning.data import ReasoningData, distinct, read_problems
 from adlm_studies.reasoning.decode import SolvedProblem
 from adlm_studies.reasoning.diffusion import DiffusionReasoningData
 from adlm_studies.reasoning.methods import Chain, ReasoningMethod
 from adlm_studies.reasoning.problem import SPLITS, GeneratedTask, Task
-from adlm_studies.reasoning.rows import ReasoningData, read_problems
 from adlm_studies.reasoning.solve import solve
 from adlm_studies.reasoning.stages import (
     DIFFUSION,
@@ -162,7 +162,7 @@ class TrainReasoner(StudyWork):
         train_in_stages(stages, callbacks=_callbacks(context), curves=False)
         model = TextModel.from_pretrained(folder)
         data = stages[-1].run.data
-        problems = read_problems(curriculum.task, "test", self.tested)
+        problems = distinct(read_problems(curriculum.task, "test", self.tested))
         assert isinstance(data, ReasoningData | DiffusionReasoningData)
         _, solved = solve(model.network, model.tokenizer, data, problems, "test")
         shown = solved[0]
@@ -207,7 +207,7 @@ class SolveBySize(StudyWork):
             task = make_task(self.task, None, least=size, most=size, test=self.problems)
             data = ReasoningData(task, self.method, self.method.stages - 1, str(folder))
             assert isinstance(task, GeneratedTask)
-            _, solved = solve(model.network, model.tokenizer, data, task.drawn("test"), f"of size {size}")
+            _, solved = solve(model.network, model.tokenizer, data, distinct(task.drawn("test")), f"of size {size}")
             right[str(size)] = _word(solved)
         return {"sizes": list(self.sizes), "right": right}
 
@@ -301,7 +301,7 @@ class Reasoning(Study):
             PUBLISHED[kind].epochs,
             begun.init,
             scale=budget.epochs * self.epochs,
-            rows=budget.rows,
+            batch_size=budget.rows,
             train=from_scratch(seed) if fresh else pretrained(seed),
             tokenizer=begun.tokenizer,
             problems=budget.problems,
@@ -315,7 +315,7 @@ class Reasoning(Study):
                 task=make_task(kind, None, **{"train": problems, **easier}),
                 problems=problems,
                 scale=epochs * self.epochs,
-                rows=rows,
+                batch_size=rows,
                 longest=0,
             )
             taught = step(f"{_LESSON}-{number + 1}", TrainReasoner(lesson, diffusion, 200, *needs), *needs)

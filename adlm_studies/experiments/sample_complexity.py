@@ -36,7 +36,7 @@ from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 from adlm.train.trainer import BEST
 from adlm_studies.experiments.counting import ANCHORED, ANY_ORDER, CHAIN, anchored_excess, chain_excess
 from adlm_studies.experiments.rows_needed import curves_of, lead, sections
-from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork, check_names
 from adlm_studies.report.sections import ReportPage
 
 # By the name in tables: the kind of model, and where the anchors stand.
@@ -167,6 +167,10 @@ class SampleComplexity(Study):
     tables: tuple[int, ...] = ()
     arms: tuple[str, ...] = ()
     training_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names("arm of the study", self.arms, ARMS)
 
     def steps(self) -> Sequence[StudyStep]:
         return [step for seed in range(self.seeds) for d in self._size.anchors for step in self._steps(d, seed)]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +134,13 @@ StepCallbacks = Callable[[StudyStep, int, int], AbstractContextManager[Callbacks
 @contextmanager
 def _no_callbacks(step: StudyStep, finished: int, count: int) -> Iterator[Callbacks]:
     yield Callbacks()
+
+
+def check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
+    """Refuse the first name that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise UnknownName(kind, name, known)
 
 
 def run_study(

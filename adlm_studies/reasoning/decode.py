@@ -16,11 +16,11 @@ from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.types import Batch
+from adlm_studies.reasoning.data import ReasoningTable
 from adlm_studies.reasoning.objective import first_thought_column
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.rows import ReasoningTable
 
-Watch = Callable[[int, int], None]  # problems done, of how many
+SolveProgress = Callable[[int, int], None]  # (problems done, number of problems)
 
 
 class ThoughtPrediction(NamedTuple):
@@ -67,7 +67,7 @@ def answer_left_to_right(
     limit: int,
     batch: int = 64,
     top: int = 3,
-    watch: Watch | None = None,
+    watch: SolveProgress | None = None,
 ) -> list[WrittenAnswer]:
     """What the model writes for each row of a table, from what is given in it.
 

@@ -29,11 +29,10 @@ from adlm.samplers.ordered import Ordered
 from adlm.samplers.paces import PerStep
 from adlm.samplers.sampler import Sampler, Unmasking
 from adlm.samplers.state import SamplerState, StepCallback
-from adlm_studies.reasoning.decode import ThoughtPrediction, WrittenAnswer, top_predictions
-from adlm_studies.reasoning.decode import Watch as Progress
+from adlm_studies.reasoning.data import WORDS, ReasoningTable, Row, encode_layouts, read_problems, task_tokenizer
+from adlm_studies.reasoning.decode import SolveProgress, ThoughtPrediction, WrittenAnswer, top_predictions
 from adlm_studies.reasoning.methods import Anchored, Chain, ReasoningMethod
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.rows import WORDS, ReasoningTable, Row, encode_layouts, read_problems, task_tokenizer
 from adlm_studies.reasoning.vocabulary import special_token_id
 
 BEGIN, PLACE, END = Anchored.special_tokens
@@ -46,7 +45,7 @@ class DiffusionReasoningData(DataConfig):
     Args:
         most: positions for important tokens; 0: none, as the plain chain of thought.
         room: tokens for trace, answer and end. Longer problems are left out of training, and the name says how many.
-        tokenizer, problems, held_out: as in `adlm_studies.reasoning.rows.ReasoningData`.
+        tokenizer, problems, held_out: as in `adlm_studies.reasoning.data.ReasoningData`.
     """
 
     task: Task
@@ -132,7 +131,7 @@ class DiffusionReasoningTable(ReasoningTable):
         fixed[:, self.given + self.anchor_positions] = True
         return fixed
 
-    def output_mask(self, row: int) -> list[int]:
+    def thought_targets(self, row: int) -> list[int]:
         found: list[int] = self.tokens(np.array([row]))[0, self.given : self.given + self.anchor_positions].tolist()
         return found
 
@@ -148,12 +147,12 @@ class AnchorsFirst(Unmasking):
     """Fills the blanks between <boa> and <eoa> with all that follows masked, and then the rest.
 
     Args:
-        begin, end: the ids of <boa> and <eoa>.
+        begin_id, end_id: of <boa> and <eoa>.
         inner: fills each of the two parts. Its own filters and stale_anchors hold.
     """
 
-    begin: int = 0
-    end: int = 0
+    begin_id: int = 0
+    end_id: int = 0
     inner: Unmasking = field(default_factory=lambda: most_confident_first())
 
     def __post_init__(self) -> None:
@@ -178,7 +177,7 @@ class AnchorsFirst(Unmasking):
     def fill(self, board: SamplerState) -> None:
         everywhere = board.open
         board.whole = False
-        board.open = everywhere & between(board.tokens, self.begin, self.end)
+        board.open = everywhere & between(board.tokens, self.begin_id, self.end_id)
         self.inner.fill(board)
         board.open = everywhere
         self.inner.fill(board)
@@ -206,7 +205,7 @@ def answer_by_denoising(
     seed: int = 0,
     batch: int = 64,
     top: int = 3,
-    watch: Progress | None = None,
+    watch: SolveProgress | None = None,
 ) -> list[WrittenAnswer]:
     """What a diffusion model writes for each row of a table, from the question alone.
 
@@ -218,7 +217,9 @@ def answer_by_denoising(
     """
     if batch < 1 or top < 1:
         raise ConfigError("asked to answer questions", f"batch={batch}, top={top}", "give 1 or more of each")
-    chosen = sampler or AnchorsFirst(begin=special_token_id(tokenizer, BEGIN), end=special_token_id(tokenizer, END))
+    chosen = sampler or AnchorsFirst(
+        begin_id=special_token_id(tokenizer, BEGIN), end_id=special_token_id(tokenizer, END)
+    )
     device = next(model.parameters()).device
     mask, after = tokenizer.mask_id, table.length - table.given - table.anchor_positions - 1
     tail = [*[mask] * table.anchor_positions, special_token_id(tokenizer, END), *[mask] * after]

@@ -6,10 +6,10 @@ from dataclasses import replace
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
-from adlm_studies.reasoning.decode import SolvedProblem, Watch, answer_left_to_right, grade_answers
+from adlm_studies.reasoning.data import ReasoningData, ReasoningTable
+from adlm_studies.reasoning.decode import SolvedProblem, SolveProgress, answer_left_to_right, grade_answers
 from adlm_studies.reasoning.diffusion import DiffusionReasoningData, answer_by_denoising, most_confident_first
 from adlm_studies.reasoning.problem import Problem
-from adlm_studies.reasoning.rows import ReasoningData, ReasoningTable
 
 _SPARE = 32  # tokens that a model may write beyond the longest solution
 
@@ -33,7 +33,7 @@ def solve(
     plain: bool = False,
     batch: int = 64,
     seed: int = 0,
-    watch: Watch | None = None,
+    watch: SolveProgress | None = None,
 ) -> tuple[ReasoningTable, list[SolvedProblem]]:
     """The problems as rows, and what became of each."""
     name = f"{config.task.name} {name}"

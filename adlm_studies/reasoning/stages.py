@@ -19,7 +19,7 @@ from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
 from adlm.data.table import DataConfig
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.models.hub import BOX, find_model, find_transformers_model
 from adlm.models.io import CONFIG, WEIGHTS, read_config
 from adlm.models.language_model import NetworkConfig
@@ -38,11 +38,11 @@ from adlm.train.lr_schedules import Constant, StableDecay
 from adlm.train.optimizer import AdamW, Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 from adlm.train.trainer import BEST, Callbacks
+from adlm_studies.reasoning.data import WORDS, ReasoningData, ReasoningTable, task_tokenizer, unknown_fraction
 from adlm_studies.reasoning.diffusion import DiffusionReasoningData
 from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, Implicit, Pause, ReasoningMethod, find_method
 from adlm_studies.reasoning.objective import ThoughtCrossEntropy
 from adlm_studies.reasoning.problem import Task
-from adlm_studies.reasoning.rows import WORDS, ReasoningData, ReasoningTable, task_tokenizer, unknown_fraction
 from adlm_studies.reasoning.vocabulary import FinetuneWithNewTokens
 
 LEFT_TO_RIGHT, DIFFUSION = ("ar", "a2r"), ("mdlm", "adlm")
@@ -109,7 +109,7 @@ class Curriculum:
         network: its shape; causal.
         start: where the weights of the first stage come from.
         scale: of the epochs: 0.1 trains a tenth as long. A stage has one step at least.
-        rows: of a step.
+        batch_size: problems per step.
         train: how, but for steps and tokens, which follow.
         anchor_weight: of what thoughts are to predict.
         gamma, rule: of the first stage's own term, in two-stage models; the rule `Given` has it learn the task's
@@ -125,7 +125,7 @@ class Curriculum:
     epochs: Epochs
     init: Init = field(default_factory=RandomInit)
     scale: float = 1.0
-    rows: int = 128
+    batch_size: int = 128
     train: TrainConfig = field(default_factory=lambda: from_scratch())
     anchor_weight: float = 1.0
     gamma: float = 0.05
@@ -137,9 +137,9 @@ class Curriculum:
     longest: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf or self.rows < 1:
-            found = f"scale={self.scale}, rows={self.rows}"
-            raise ConfigError("asked to train in stages", found, "give a finite scale above 0 and a row or more")
+        if not 0 < self.scale < math.inf or self.batch_size < 1:
+            name = "batch_size" if self.batch_size < 1 else "scale"
+            raise OutOfRange(name, getattr(self, name), "1 or more" if name == "batch_size" else "finite and above 0")
 
     def data(self, stage: int) -> ReasoningData:
         return ReasoningData(self.task, self.method, stage, self.tokenizer, self.problems, self.held_out, self.longest)
@@ -231,7 +231,7 @@ def run_on(data: DataConfig, name: str, curriculum: Curriculum, objective: Objec
         raise DataError(
             f"asked to train on {table.name}", found, "begin with fresh weights, or with a model of this task"
         )
-    rows = min(curriculum.rows, len(table))
+    rows = min(curriculum.batch_size, len(table))
     an_epoch = len(table) / rows
     steps = max(1, round(epochs * curriculum.scale * an_epoch))
     train = replace(

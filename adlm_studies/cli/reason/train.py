@@ -36,7 +36,7 @@ def command(
     out: Path | None = None,
     data: str | None = None,
     scale: float = 1.0,
-    rows: int = 128,
+    batch_size: int = 128,
     problems: int = 0,
     held_out: int = 512,
     longest: int = 0,
@@ -57,7 +57,7 @@ def command(
         out: where the model goes; runs/reason/TASK-METHOD-BASE by default.
         data: the folder with the task's files, where it has any.
         scale: of the published epochs: 0.1 trains a tenth as long.
-        rows: problems in a step.
+        batch_size: problems per step.
         problems: train on the first so many; 0: all.
         held_out: validate on the first so many; 0: all.
         longest: leave out problems of more tokens than this; 0: none.
@@ -75,7 +75,7 @@ def command(
         PUBLISHED[task].epochs,
         begun.init,
         scale=scale,
-        rows=rows,
+        batch_size=batch_size,
         train=from_scratch(seed) if begun.init == RandomInit() else pretrained(seed),
         best=best,
         tokenizer=begun.tokenizer,

@@ -27,7 +27,7 @@ from adlm_studies.report.sections import Chart, Interval, ReportPage, ReportTabl
 TWO = ("openwebtext", "arxiv")
 
 
-NANO = settings.nano
+NANO = settings.nano_run
 
 
 def hardly_validated(data: Corpus, kind: str) -> Run:
@@ -46,7 +46,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ADLM_DATA", str(tmp_path / "kept"))
     monkeypatch.setattr(settings, "STACK", StackConfig(width=32, heads=2, layers=1))
     monkeypatch.setattr(settings, "TOKENS", 256)
-    monkeypatch.setattr(settings, "nano", hardly_validated)
+    monkeypatch.setattr(settings, "nano_run", hardly_validated)
     return tmp_path / "kept"
 
 

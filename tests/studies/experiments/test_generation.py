@@ -12,11 +12,11 @@ from adlm.errors import ConfigError, UnknownName
 from adlm.models.stack import StackConfig
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
-from adlm_studies.experiments.generation import ORDERS, RULES, SAMPLERS, SHARED, Generation, Write
+from adlm_studies.experiments.generation import ORDERS, RULES, SAMPLERS, SHARED, GenerateTexts, Generation
 from adlm_studies.experiments.study import StepOutcome, check_steps, run_study
 from adlm_studies.report.sections import Chart, ReportTable, Texts
 
-NANO = settings.nano
+NANO = settings.nano_run
 
 
 def hardly_validated(data: Corpus, kind: str) -> Run:
@@ -28,7 +28,7 @@ def hardly_validated(data: Corpus, kind: str) -> Run:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "STACK", StackConfig(width=32, heads=2, layers=1))
     monkeypatch.setattr(settings, "TOKENS", 256)
-    monkeypatch.setattr(settings, "nano", hardly_validated)
+    monkeypatch.setattr(settings, "nano_run", hardly_validated)
     monkeypatch.setitem(settings.NANO, "stories", replace(settings.NANO["stories"], source="stories:1000"))
 
 
@@ -84,7 +84,7 @@ def test_wrong_settings_show_before_anything_is_trained() -> None:
 def test_a_named_judge_replaces_the_trained_one() -> None:
     steps = Generation(seeds=1, judge="smollm2").steps()
     assert "judge" not in {step.name for step in steps}
-    assert all(step.work.judge == "smollm2" for step in steps if isinstance(step.work, Write))
+    assert all(step.work.judge == "smollm2" for step in steps if isinstance(step.work, GenerateTexts))
 
 
 def test_a_small_study_is_carried_out_from_training_to_report(tmp_path: Path, tiny: None) -> None:

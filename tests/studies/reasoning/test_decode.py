@@ -16,7 +16,8 @@ from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Temperature
 from adlm.types import Features
-from adlm_studies.reasoning.decode import WrittenAnswer, judged, write
+from adlm_studies.reasoning.data import ReasoningData, task_tokenizer
+from adlm_studies.reasoning.decode import WrittenAnswer, answer_left_to_right, grade_answers
 from adlm_studies.reasoning.diffusion import (
     AnchorsFirst,
     DiffusionReasoningData,
@@ -26,7 +27,6 @@ from adlm_studies.reasoning.diffusion import (
 )
 from adlm_studies.reasoning.methods import Anchored, Chain
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.rows import ReasoningData, task_tokenizer
 from adlm_studies.reasoning.vocabulary import special_token_id
 
 PROBLEMS = (
@@ -84,7 +84,7 @@ def one_by_one(model, row, limit):
 @torch.no_grad()
 def test_many_problems_at_once_get_what_each_gets_alone_token_by_token():
     model = network()
-    found = write(model, TABLE, TOKENIZER, fed=True, limit=12, batch=2)
+    found = answer_left_to_right(model, TABLE, TOKENIZER, fed=True, limit=12, batch=2)
     for row, each in enumerate(found):
         tokens, thoughts = one_by_one(model, row, 12)
         assert (each.text, each.tokens, each.ended) == (TOKENIZER.decode(tokens), len(tokens), END in tokens)
@@ -95,32 +95,38 @@ def test_many_problems_at_once_get_what_each_gets_alone_token_by_token():
 
 
 def test_a_row_ends_at_the_end_token_and_others_go_on():
-    assert [each[1:3] for each in write(network(end=50.0), TABLE, TOKENIZER, fed=True, limit=9)] == [(1, True)] * 3
-    assert [each[1:3] for each in write(network(end=-50.0), TABLE, TOKENIZER, fed=True, limit=9)] == [(9, False)] * 3
+    assert [each[1:3] for each in answer_left_to_right(network(end=50.0), TABLE, TOKENIZER, fed=True, limit=9)] == [
+        (1, True)
+    ] * 3
+    assert [each[1:3] for each in answer_left_to_right(network(end=-50.0), TABLE, TOKENIZER, fed=True, limit=9)] == [
+        (9, False)
+    ] * 3
     lengths = {
-        each.tokens for end in (1.0, 2.0, 3.0) for each in write(network(end=end), TABLE, TOKENIZER, fed=True, limit=9)
+        each.tokens
+        for end in (1.0, 2.0, 3.0)
+        for each in answer_left_to_right(network(end=end), TABLE, TOKENIZER, fed=True, limit=9)
     }
     assert len(lengths) > 1
 
 
 def test_methods_without_thoughts_write_from_the_question_alone():
     table = ReasoningData(Sums(), Chain()).table("test", TOKENIZER)
-    found = write(network(), table, TOKENIZER, fed=False, limit=5)
+    found = answer_left_to_right(network(), table, TOKENIZER, fed=False, limit=5)
     assert [(each.tokens, each.thoughts) for each in found] == [(5, ())] * 3
 
 
 def test_what_cannot_be_decoded_is_refused():
     with pytest.raises(ConfigError, match="sees both sides"):
-        write(network(causal=False), TABLE, TOKENIZER, fed=True, limit=5)
+        answer_left_to_right(network(causal=False), TABLE, TOKENIZER, fed=True, limit=5)
     with pytest.raises(ConfigError, match="limit=0"):
-        write(network(), TABLE, TOKENIZER, fed=True, limit=0)
+        answer_left_to_right(network(), TABLE, TOKENIZER, fed=True, limit=0)
 
 
 def test_answers_are_judged_by_the_task():
     texts = [WrittenAnswer("so\n#### 2", 3, True), WrittenAnswer("#### 8", 2, True), WrittenAnswer("no idea", 2, False)]
-    found = judged(Sums(), PROBLEMS, [0, 1, 2], texts)
+    found = grade_answers(Sums(), PROBLEMS, [0, 1, 2], texts)
     assert [(each.found, each.right) for each in found] == [("2", True), ("8", False), (None, False)]
-    (second,) = judged(Sums(), PROBLEMS, [1], [WrittenAnswer("#### 9", 2, True)])
+    (second,) = grade_answers(Sums(), PROBLEMS, [1], [WrittenAnswer("#### 9", 2, True)])
     assert second.right
     assert second.problem is PROBLEMS[1]
 
@@ -171,7 +177,7 @@ def test_rows_for_diffusion_have_anchors_in_their_positions_and_padding_to_write
 @pytest.mark.parametrize("sampler", [None, most_confident_first()], ids=["anchors first", "plain"])
 def test_a_model_that_knows_all_answers_writes_them(sampler):
     found = answer_by_denoising(Oracle(), ROWS, TOKENIZER, sampler=sampler, batch=2)
-    assert all(each.right for each in judged(Sums(), PROBLEMS, ROWS.numbers, found))
+    assert all(each.right for each in grade_answers(Sums(), PROBLEMS, ROWS.numbers, found))
     assert [each.text for each in found] == [
         layout.trace + layout.answer for layout in (Chain().layout(problem, 0) for problem in PROBLEMS)
     ]
@@ -185,7 +191,7 @@ def test_anchors_are_written_before_anything_else_and_what_is_given_stays():
     scored[:, : begin + 1], scored[:, begin + 4] = False, False
     canvas = Canvas(blank.masked_fill(scored, VOCABULARY.mask_id), ~scored, torch.zeros(1, dtype=torch.long))
     order = []
-    sampler = AnchorsFirst(begin=BEGIN, end=CLOSE)
+    sampler = AnchorsFirst(begin_id=BEGIN, end_id=CLOSE)
     sampled = sampler.sample(
         Oracle(), canvas, noise=Noise(0), watch=lambda view: order.append(int(view.fresh.nonzero()[0, 1]))
     )

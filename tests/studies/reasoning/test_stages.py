@@ -55,7 +55,7 @@ class Doubles(Task):
 
 
 NETWORK = OneStageConfig(StackConfig(width=8, heads=2, layers=1, causal=True))
-CURRICULUM = Curriculum(Doubles(), Anchored(1), NETWORK, Epochs(1, 1, 3), rows=4, scale=0.5)
+CURRICULUM = Curriculum(Doubles(), Anchored(1), NETWORK, Epochs(1, 1, 3), batch_size=4, scale=0.5)
 
 
 def test_published_epochs_are_those_of_the_paper():

@@ -115,6 +115,11 @@ def read_problems(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
     return chosen
 
 
+def distinct(problems: Sequence[Problem]) -> Sequence[Problem]:
+    """Every question once: of small generated tasks some are drawn repeatedly, and a repetition is no evidence."""
+    return tuple({problem.question: problem for problem in reversed(problems)}.values())[::-1]
+
+
 def task_tokenizer(task: Task, name: str, problems: int = 0) -> Tokenizer:
     """The tokenizer of a `ReasoningData`: the same for all methods and stages of a task."""
     return _words(task, problems) if name == WORDS else with_special_tokens(tokenizer_for(name))
@@ -258,8 +263,8 @@ class ReasoningTable(Table):
         out[text] = self._important[(self._starts[rows][:, None] + place)[text]]
         return out
 
-    def output_mask(self, row: int) -> list[int]:
-        """What each thought is to predict, -1 where that is nothing."""
+    def thought_targets(self, row: int) -> list[int]:
+        """The target token of each thought, -1 if it has none."""
         found: list[int] = self._targets[row].tolist()
         return found
 

@@ -18,9 +18,9 @@ from adlm.models.io import ModelConfig, save_model
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm_studies.reasoning.data import ReasoningData, encode_layouts, task_tokenizer, unknown_fraction
 from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, NoChain, Pause
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.rows import ReasoningData, task_tokenizer, unknown_fraction, written
 from adlm_studies.reasoning.vocabulary import (
     SPECIAL_TOKENS,
     FinetuneWithNewTokens,
@@ -71,7 +71,7 @@ def test_thoughts_stand_at_the_same_columns_and_their_targets_one_to_the_right()
     assert (tokens[:, columns[-1] + 1] == special_token_id(TOKENIZER, "<eoa>")).all()
     one, two, three, four, six = (TOKENIZER.encode(digit)[0] for digit in "12346")
     assert targets[:, columns + 1].tolist() == [[two, two, four], [one, six, three], [-1, -1, -1]]  # 16 and 3
-    assert [table.output_mask(row) for row in EVERY] == targets[:, columns + 1].tolist()
+    assert [table.thought_targets(row) for row in EVERY] == targets[:, columns + 1].tolist()
     targets[:, columns + 1] = -1
     assert (targets == -1).all()
 
@@ -80,7 +80,7 @@ def test_names_are_told_by_their_first_token():
     problem = Problem("Who?", ("It is Tomas.",), "Tomas", ("Tomas",))
     letters = train_bpe(["Who? It is Tomas. ####"], 300)
     tokenizer = with_special_tokens(letters)
-    row = ReasoningData(Listed(listed=(problem,)), Anchored(2), 2).rows_of([problem], "x", tokenizer).output_mask(0)
+    row = ReasoningData(Listed(listed=(problem,)), Anchored(2), 2).rows_of([problem], "x", tokenizer).thought_targets(0)
     assert row == [int(tokenizer.encode(" Tomas")[0]), -1]
 
 
@@ -133,7 +133,7 @@ def test_whatever_the_problems_given_text_ends_in_one_column_and_lies_within_the
 
 def test_marks_are_there_for_methods_with_thoughts_alone():
     def names(method, stage=0):
-        (row,) = written([method.layout(PROBLEMS[0], stage)], TOKENIZER, method.special_tokens)
+        (row,) = encode_layouts([method.layout(PROBLEMS[0], stage)], TOKENIZER, method.special_tokens)
         return [TOKENIZER.token(i) for i in row.given if TOKENIZER.token(i) in SPECIAL_TOKENS]
 
     assert names(NoChain()) == names(Chain()) == []
