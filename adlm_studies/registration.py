@@ -1,4 +1,4 @@
-"""The classes of this package that stored configurations can name; `adlm` finds them by the entry point `adlm.plugins`."""
+"""The classes of this package that stored configurations can name, found by the entry point `adlm.plugins`."""
 
 CLASSES = {
     "data": {

@@ -93,7 +93,7 @@ def _how(task: str, outcomes: Sequence[StepOutcome], lessons: Sequence[StepOutco
     first, seeds = outcomes[0].result, sorted({len(runs) for runs in _rows(outcomes).values()})
     several = "the wider of that over seeds and that over problems"
     said = [
-        f"{len(first['right'])} distinct test problems, the same for all, after {first['steps']:,} steps or nearly as many; "
+        f"{len(first['right'])} distinct test problems, the same for all, after about {first['steps']:,} steps; "
         f"± is a 95 % interval, {several if seeds[-1] > 1 else 'over problems, of one seed'}."
     ]
     if seeds[-1] > 1:
@@ -180,7 +180,7 @@ def size_chart(task: str, outcomes: Sequence[StepOutcome]) -> Chart:
         ]
         series.append(Series.of(f"{METHODS[method][0]}, {base}" if several else METHODS[method][0], points))
     note = (
-        f"Of at most {max(map(len, outcomes[0].result['right'].values()))} distinct generated problems each. Only lessons, if "
-        "there were any, had other sizes than the largest."
+        f"Of at most {max(map(len, outcomes[0].result['right'].values()))} distinct generated problems each. Only lessons had "
+        "other sizes than the largest."
     )
     return Chart(f"{task}: by size", note, "size of the problem", "right, %", series)

@@ -117,7 +117,10 @@ def read_problems(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
 
 def distinct(problems: Sequence[Problem]) -> Sequence[Problem]:
     """Every question once: of small generated tasks some are drawn repeatedly, and a repetition is no evidence."""
-    return tuple({problem.question: problem for problem in reversed(problems)}.values())[::-1]
+    found: dict[str, Problem] = {}
+    for problem in problems:
+        found.setdefault(problem.question, problem)
+    return tuple(found.values())
 
 
 def task_tokenizer(task: Task, name: str, problems: int = 0) -> Tokenizer:
