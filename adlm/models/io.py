@@ -1,5 +1,8 @@
 """A model as a folder: `model.safetensors`, `config.json`, the tokenizer's files and a card. Nothing in it can run.
 
+The same folder is read by `adlm.load` and, after `import adlm.hf`, by the `Auto` classes of transformers
+(`transformers_files.py`); networks that are transformers' own already are read by `adlm.load` alone.
+
 A folder counts as a model while it has weights. Saving over one takes the old weights away before anything else
 changes and puts the new ones in last, so whenever it is interrupted, config and weights of two models never meet.
 """
@@ -13,12 +16,13 @@ from typing import Any
 
 from adlm.config import from_json, to_json
 from adlm.data.packing import Packing
-from adlm.data.tokenizer import Tokenizer, load_tokenizer
+from adlm.data.tokenizer import Roles, Tokenizer, load_tokenizer
 from adlm.errors import AdlmError, ModelError
 from adlm.models.card import CARD, Facts, card_text, may_replace
 from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
+from adlm.models.transformers_files import config_fields, own_fields, write_files
 from adlm.models.two_stage import TwoStageConfig
 from adlm.models.weights import read_weights, write_weights
 
@@ -70,8 +74,11 @@ def save_model(
         shutil.rmtree(unfinished, ignore_errors=True)
     with TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as name:
         new = Path(name)
-        tokenizer.save(new)
-        (new / CONFIG).write_text(json.dumps({"format": FORMAT, **to_json(config)}, indent=2) + "\n")
+        if isinstance(config.network, TransformersCausalConfig):
+            tokenizer.save(new)
+        else:
+            write_files(new, tokenizer, config.packing, causal=model.causal)
+        (new / CONFIG).write_text(json.dumps(config_json(config, tokenizer.roles), indent=2) + "\n")
         if may_replace(folder / CARD):
             text = card_text(model, config.network, config.vocabulary, config.packing, facts)
             (new / CARD).write_text(text, encoding="utf-8")
@@ -84,6 +91,15 @@ def save_model(
             if file.name != WEIGHTS:
                 file.replace(folder / file.name)
         (new / WEIGHTS).replace(folder / WEIGHTS)
+
+
+def config_json(config: ModelConfig, roles: Roles) -> dict[str, Any]:
+    """The content of `config.json`."""
+    network, fields = config.network, dict[str, Any]()
+    if isinstance(network, OneStageConfig | TwoStageConfig):
+        stack = network.stack if isinstance(network, OneStageConfig) else network.anchor
+        fields = config_fields(roles, causal=stack.causal, tied=network.tied)
+    return {"format": FORMAT, **fields, **to_json(config)}
 
 
 def load_model(folder: Path, *, asked: str = "") -> tuple[LanguageModel, ModelConfig, Tokenizer]:
@@ -114,6 +130,7 @@ def read_config(folder: Path, asked: str) -> ModelConfig:
         data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelError(asked, f"{CONFIG} is not JSON: {error}", "the file is damaged: get it again") from error
+    data = own_fields(data) if isinstance(data, dict) else data
     number = data.pop("format", None) if isinstance(data, dict) else None
     if not isinstance(number, int):
         kind = data.get("model_type") if isinstance(data, dict) else None

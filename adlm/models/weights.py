@@ -22,11 +22,12 @@ M = TypeVar("M", bound=nn.Module)
 # What is read into the network's own type, float32 by default. Whole numbers and 8-bit floats need a scale that
 # no file of ours has.
 FLOATS = ("F32", "BF16", "F16", "F64")
+_WRAPPER = "network."
 _DAMAGED = "the file is damaged: get it again"
 _DIFFERENT = "config and weights belong to different models"
 
 
-class Stored(NamedTuple):
+class StoredShape(NamedTuple):
     """What the header of a file says of one tensor."""
 
     shape: tuple[int, ...]
@@ -52,20 +53,27 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
     except (SafetensorError, OSError) as error:
         raise ModelError(asked, *_why_unreadable(path, error)) from error
     with file, torch.no_grad():
-        stored = {name: _stored(file, name) for name in file.keys()}  # noqa: SIM118
-        model = _built(build, stored, asked)
+        names = list(file.keys())
+        model = _built(build, {name: _stored(file, name) for name in names}, asked)
+        prefix = _prefix(model, names)
         for name, parameter in model.named_parameters():
-            parameter.copy_(file.get_tensor(name))
+            parameter.copy_(file.get_tensor(prefix + name))
             _check_finite(name, parameter, asked)
     return model
 
 
-def _stored(file: Any, name: str) -> Stored:
+def _prefix(model: nn.Module, names: Iterable[str]) -> str:
+    """`network.`, under which transformers saves the weights of our networks; else nothing."""
+    inside = any(name.startswith(_WRAPPER) for name, _ in model.named_parameters())
+    return "" if inside or not all(name.startswith(_WRAPPER) for name in names) else _WRAPPER
+
+
+def _stored(file: Any, name: str) -> StoredShape:
     part = file.get_slice(name)
-    return Stored(tuple(part.get_shape()), part.get_dtype())
+    return StoredShape(tuple(part.get_shape()), part.get_dtype())
 
 
-def _built(build: Callable[[], M], stored: Mapping[str, Stored], asked: str) -> M:
+def _built(build: Callable[[], M], stored: Mapping[str, StoredShape], asked: str) -> M:
     """A network for exactly these tensors; one that would not fit is refused before it takes memory."""
     numbers = sum(math.prod(tensor.shape) for tensor in stored.values())
     # Twice what is stored, and some: networks may make small tensors that they do not keep.
@@ -87,11 +95,13 @@ def _built(build: Callable[[], M], stored: Mapping[str, Stored], asked: str) -> 
     except (AdlmError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         found = f"the config describes a network that cannot be built: {_first_line(error)}"
         raise ModelError(asked, found, "check the sizes in the config") from error
-    _check_fit(dict(model.named_parameters()), stored, asked)
+    prefix = _prefix(model, stored)
+    bare = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
+    _check_fit(dict(model.named_parameters()), bare, asked)
     return model
 
 
-def _check_fit(parameters: Mapping[str, Tensor], stored: Mapping[str, Stored], asked: str) -> None:
+def _check_fit(parameters: Mapping[str, Tensor], stored: Mapping[str, StoredShape], asked: str) -> None:
     missing, extra = sorted(parameters.keys() - stored.keys()), sorted(stored.keys() - parameters.keys())
     if missing or extra:
         found = f"keys missing: {_some(missing)}, not known: {_some(extra)}"
