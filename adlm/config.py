@@ -21,7 +21,7 @@ _OLD_FIELDS: dict[str, dict[str, str]] = {
     "Anelbo": {"share": "fraction"},
     "AtPositions": {"places": "positions"},
     "Corpus": {"rows": "packing"},
-    "Curriculum": {"start": "init"},
+    "Curriculum": {"rows": "batch_size", "start": "init"},
     "DegradedAnelbo": {"share": "fraction"},
     "ModelConfig": {"rows": "packing"},
     "RandomFraction": {"share": "fraction"},

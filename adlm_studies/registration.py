@@ -4,12 +4,12 @@ from adlm import registry
 
 CLASSES = {
     "data": {
-        "Diffused": "adlm_studies.reasoning.diffusion:Diffused",
-        "Reasoned": "adlm_studies.reasoning.rows:Reasoned",
+        "DiffusionReasoningData": "adlm_studies.reasoning.diffusion:DiffusionReasoningData",
+        "ReasoningData": "adlm_studies.reasoning.data:ReasoningData",
     },
-    "init": {"WithMarks": "adlm_studies.reasoning.vocabulary:WithMarks"},
+    "init": {"FinetuneWithNewTokens": "adlm_studies.reasoning.vocabulary:FinetuneWithNewTokens"},
     "objective": {
-        "ReferenceAnelbo": "adlm_studies.experiments.reference:ReferenceAnelbo",
+        "ReferenceAnelbo": "adlm_studies.reference:ReferenceAnelbo",
         "ThoughtCrossEntropy": "adlm_studies.reasoning.objective:ThoughtCrossEntropy",
     },
     "sampler": {"AnchorsFirst": "adlm_studies.reasoning.diffusion:AnchorsFirst"},
@@ -41,10 +41,17 @@ CLASSES = {
     },
 }
 BASES = {
-    "reasoning_method": "adlm_studies.reasoning.methods:Method",
+    "reasoning_method": "adlm_studies.reasoning.methods:ReasoningMethod",
     "reasoning_task": "adlm_studies.reasoning.problem:Task",
     "study": "adlm_studies.experiments.study:Study",
 }
 
+# The names that classes had in version 0.1, whose saved models still load.
+OLD = {
+    "data": {"Diffused": "DiffusionReasoningData", "Reasoned": "ReasoningData"},
+    "init": {"WithMarks": "FinetuneWithNewTokens"},
+    "objective": {"NaiveAnelbo": "ReferenceAnelbo"},
+}
+
 for _group, _classes in CLASSES.items():
-    registry.add(_group, _classes, base=BASES.get(_group, ""))
+    registry.add(_group, _classes, base=BASES.get(_group, ""), old=OLD.get(_group))
