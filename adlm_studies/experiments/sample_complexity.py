@@ -97,7 +97,10 @@ class TrainOnProcess(StudyWork):
         run, process = self.run, self.run.data
         if not isinstance(process, AnchoredProcess):
             raise ConfigError(
-                "asked how many samples per run needs", f"{type(process).__name__} as data", "use an AnchoredProcess"
+                "asked how many samples per run needs",
+                f"{type(process).__name__} as data",
+                "use an AnchoredProcess",
+                subject="data",
             )
         same = stored_run(context.folder) == to_json(run)
         resume: Literal["auto", "never"] = "auto" if same else "never"
