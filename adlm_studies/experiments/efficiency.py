@@ -142,8 +142,8 @@ def _steps_table(steps: Result) -> ReportTable:
         f"{steps['threads']} threads ({steps['device']}). Memory is what tensors take at most above weights and "
         "optimiser states. FLOP are those of matrix products."
     )
-    columns = ("model", "parameters", "ms per step", "tokens per second", "GFLOP per step", "GFLOP per second", "memory, MB",
-               "times MDLM's time")  # fmt: skip
+    columns = ("model", "parameters", "ms per step", "tokens per second", "GFLOP per step", "GFLOP per second",
+               "memory, MB", "times MDLM's time")  # fmt: skip
     return ReportTable("A step of training", note, columns, rows, ("", "", "low", "high", "low", "high", "low", "low"))
 
 
@@ -211,8 +211,8 @@ def _sampling_table(sampling: Result) -> ReportTable:
         "entropy of the tokens of a text, which falls if texts repeat themselves."
     )
     columns = ("model", "sampler, steps", "ms per text", "tokens per second", "calls", "anchor stage's",
-               "GFLOP per text", "memory, MB", "reference, times the time", "reference, times the FLOP", f"nats by {AR}",
-               "entropy")  # fmt: skip
+               "GFLOP per text", "memory, MB", "reference, times the time", "reference, times the FLOP",
+               f"nats by {AR}", "entropy")  # fmt: skip
     best = ("", "", "low", "high", "low", "", "low", "low", "", "", "low", "high")
     return ReportTable("Sampling", note, columns, rows, best)
 
