@@ -215,9 +215,9 @@ def test_a_model_of_transformers_to_begin_with_is_known_by_its_config(tmp_path):
         starting_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("wrong", [{"scale": 0.0}, {"rows": 0}, {"scale": float("nan")}], ids=str)
+@pytest.mark.parametrize("wrong", [{"scale": 0.0}, {"batch_size": 0}, {"scale": float("nan")}], ids=str)
 def test_settings_that_train_nothing_are_refused(wrong):
-    with raises(OutOfRange, subject="scale"):
+    with raises(OutOfRange, subject=next(iter(wrong))):
         replace(CURRICULUM, **wrong)
     with raises(OutOfRange, subject="epochs"):
         Epochs(0, 1, 1)
