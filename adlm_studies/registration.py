@@ -1,5 +1,7 @@
 """The classes of this package that stored configurations can name, found by the entry point `adlm.plugins`."""
 
+from adlm import registry
+
 CLASSES = {
     "data": {
         "DiffusionReasoningData": "adlm_studies.reasoning.diffusion:DiffusionReasoningData",
@@ -50,3 +52,6 @@ OLD = {
     "init": {"WithMarks": "FinetuneWithNewTokens"},
     "objective": {"NaiveAnelbo": "ReferenceAnelbo"},
 }
+
+for _group, _classes in CLASSES.items():
+    registry.add(_group, _classes, base=BASES.get(_group, ""), old=OLD.get(_group))

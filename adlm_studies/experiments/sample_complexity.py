@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from adlm.anchors.positions import AtPositions
-from adlm.config import to_json
 from adlm.data.anchored_process import AnchoredProcess, Placing, at_the_back, at_the_front, spread
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError
@@ -28,7 +27,7 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
+from adlm.train.folder import same_run
 from adlm.train.lr_schedules import StableDecay
 from adlm.train.optimizer import Muon
 from adlm.train.plan import summary
@@ -102,7 +101,7 @@ class TrainOnProcess(StudyWork):
                 "use an AnchoredProcess",
                 subject="data",
             )
-        same = stored_run(context.folder) == to_json(run)
+        same = same_run(context.folder, run)
         resume: Literal["auto", "never"] = "auto" if same else "never"
         fitted = fit(run, context.folder, resume=resume, watch=context.on_step, say=context.log, curves=False)
         model, *_ = load_model(context.folder / BEST)

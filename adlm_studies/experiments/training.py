@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.prepare import prepare
 from adlm.data.source import Source
@@ -19,7 +18,7 @@ from adlm.evaluate.perplexity import Perplexity, perplexity
 from adlm.models.language_model import LanguageModel
 from adlm.text_model import TextModel
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
+from adlm.train.folder import same_run
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
 from adlm.train.run import Run
@@ -53,7 +52,7 @@ class TrainAndScore(StudyWork):
             )
         for source in (corpus.source, *self.others):
             _held_out(replace(corpus, source=source))  # refuses before anything is trained
-        same = stored_run(context.folder) == to_json(run)
+        same = same_run(context.folder, run)
         fitted = fit(
             run,
             context.folder,

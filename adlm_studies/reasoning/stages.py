@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adlm.anchors.rules import AnchorRule, RareInSequence
-from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
 from adlm.data.table import DataConfig
@@ -32,7 +31,7 @@ from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
+from adlm.train.folder import same_run
 from adlm.train.init import Finetune, Init, Pretrained, RandomInit
 from adlm.train.lr_schedules import Constant, StableDecay
 from adlm.train.optimizer import AdamW, Muon
@@ -166,8 +165,7 @@ class CurriculumStage(NamedTuple):
     @property
     def finished(self) -> bool:
         """The folder has the model that this very run gives."""
-        run = json.loads(json.dumps(to_json(self.run)))
-        return (self.folder / WEIGHTS).exists() and stored_run(self.folder) == run
+        return (self.folder / WEIGHTS).exists() and same_run(self.folder, self.run)
 
 
 def curriculum_stages(curriculum: Curriculum, out: Path) -> list[CurriculumStage]:
