@@ -5,12 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
+from adlm import registry
 from adlm.distributed import joined, local_rank
 from adlm.train.callbacks import Callback, PrintMessages
 from adlm.train.curves import DrawCurves
@@ -41,6 +43,7 @@ def fit(
         callbacks: progress, trackers, samples, messages; by default messages are printed and curves are drawn.
     """
     out, options = Path(out), options or FitOptions()
+    run = replace(run, imports=tuple(dict.fromkeys((*run.imports, *registry.imported()))))
     callbacks = [PrintMessages(), DrawCurves()] if callbacks is None else list(callbacks)
     check_folder(out, run, resume=options.resume, allow_change=options.allow_change)
     # Before the processes join, since it may take longer than they wait for each other.

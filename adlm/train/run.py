@@ -12,7 +12,6 @@ from adlm.data.config import DataConfig
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
-from adlm.objectives import d3pm, degraded, score_entropy  # noqa: F401 - a kind is known once it is imported
 from adlm.objectives.objective import Objective
 from adlm.train.init import Init, RandomInit
 from adlm.train.lora import Lora, freeze
@@ -115,7 +114,11 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A named training run."""
+    """A named training run.
+
+    Args:
+        imports: modules that register classes which the run names; `--import` adds them.
+    """
 
     name: str
     data: DataConfig
@@ -126,6 +129,7 @@ class Run:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     init: Init = field(default_factory=RandomInit)
     adapters: Lora | None = None
+    imports: tuple[str, ...] = ()
 
     def build_model(self, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None) -> LanguageModel:
         """The network with its adapters and frozen parts.
