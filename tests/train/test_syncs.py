@@ -1,10 +1,11 @@
-"""A training step waits for its device once."""
+"""The trainer waits for its device once per step."""
 
-from dataclasses import replace
+from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
+from torch._C import _len_torch_function_stack
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from adlm.data.synthetic import Synthetic
 from adlm.diffusion.corruption import CountMasking
@@ -31,7 +32,7 @@ READS = {
 
 
 class Reads(TorchFunctionMode):
-    """Counts the reads of tensors, except inside the objective: what it reads is its own matter."""
+    """Counts reads of tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,6 +41,14 @@ class Reads(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.count += func in READS
         return func(*args, **(kwargs or {}))
+
+
+class Unseen(Nelbo):
+    """What the objective reads is not counted: noise is made in main memory, which is not a device."""
+
+    def __call__(self, model, batch, *, progress, noise):
+        with _pop_mode_temporarily() if _len_torch_function_stack() else nullcontext():
+            return super().__call__(model, batch, progress=progress, noise=noise)
 
 
 def test_the_counter_counts():
@@ -57,7 +66,7 @@ def test_a_step_reads_its_device_once(tmp_path, optimizer):
     data = Synthetic(vocabulary=40, length=16, count=64)
     network = OneStageConfig(StackConfig(width=32, heads=2, layers=2, dropout=0.1), tied=True)
     train = TrainConfig(steps=6, tokens_per_step=8 * 16, micro_batch_size=4, optimizer=optimizer, ema_decay=0.9)
-    run = Run("small", data, network, Nelbo(CountMasking()), train)
+    run = Run("small", data, network, Unseen(CountMasking()), train)
     trainer = Trainer(run, data.prepare(), tmp_path)
     batch = trainer.loader.batch(0)
     trainer.train_step(batch)  # optimizers make their state with the first
