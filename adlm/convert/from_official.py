@@ -32,7 +32,8 @@ from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
@@ -109,9 +110,7 @@ def _kind(contents: Contents, layers: Mapping[str, int], names: Mapping[str, str
 
 def depths(network: NetworkConfig) -> dict[str, int] | None:
     """The layers of each official network; None if there is nothing official like it."""
-    if isinstance(network, TwoStageConfig):
-        return {"backbone": network.anchor.layers, "denoiser": network.denoiser_layers}
-    return {"backbone": network.stack.layers} if isinstance(network, OneStageConfig) else None
+    return dict(zip(("backbone", "denoiser"), network.layers, strict=False)) if network.stacks else None
 
 
 def _sizes(shape: tuple[int, ...], asked: str) -> tuple[int, int]:

@@ -7,9 +7,7 @@ from adlm.data.tokenizer import Roles
 from adlm.errors import ConfigError
 from adlm.hf import modeling_adlm
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
-from adlm.models.one_stage import OneStageConfig
-from adlm.models.two_stage import TwoStageConfig
+from adlm.models.network import Vocabulary
 
 
 class AdlmConfig(modeling_adlm.AdlmConfig):
@@ -22,7 +20,7 @@ class AdlmConfig(modeling_adlm.AdlmConfig):
     @classmethod
     def of(cls, config: ModelConfig, roles: Roles) -> "AdlmConfig":
         """Refuses networks that the file for others does not have."""
-        if not isinstance(config.network, OneStageConfig | TwoStageConfig):
+        if not config.network.stacks:
             raise ConfigError(
                 f"asked for a {type(config.network).__name__} as a model for the library transformers",
                 "its network is one of that library already",

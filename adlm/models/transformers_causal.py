@@ -18,8 +18,11 @@ from torch import Tensor, nn
 
 from adlm.errors import ConfigError, ModelError, UnknownName, optional_module
 from adlm.models.cache import Cache
-from adlm.models.language_model import Head, LanguageModel, NetworkConfig, Vocabulary, shifted
+from adlm.models.embedding import Head, check_length
+from adlm.models.language_model import LanguageModel, shift_right
 from adlm.models.layers import positions_in
+from adlm.models.network import NetworkConfig, Vocabulary
+from adlm.models.stack import Attention, StackConfig
 from adlm.types import Features
 
 KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3")
@@ -55,6 +58,38 @@ class TransformersCausalConfig(NetworkConfig):
         if refused := [name for name in settings if name.startswith("_") or name in _REFUSED]:
             raise ConfigError(_ASKED, f"{', '.join(refused)} in its architecture", "leave that out: it may name code")
 
+    @property
+    def stacks(self) -> tuple[StackConfig, ...]:
+        return ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (self._setting("num_hidden_layers", "n_layer"),)
+
+    @property
+    def width(self) -> int:
+        return self._setting("hidden_size", "n_embd")
+
+    @property
+    def attention(self) -> Attention:
+        return "causal"
+
+    @property
+    def learned_positions(self) -> int:
+        return self._setting("n_positions") if self._given["model_type"] == "gpt2" else 0
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        given: dict[str, Any] = json.loads(self.architecture)
+        return given
+
+    def _setting(self, *names: str) -> int:
+        """A number by the name it has in this kind of network; what is not given has the library's default."""
+        given = self._given
+        if found := [given[name] for name in names if name in given]:
+            return int(found[0])
+        return int(getattr(_settings(self, Vocabulary(1, 0)), names[0]))
+
     def build(self, vocabulary: Vocabulary) -> "TransformersCausal":
         return TransformersCausal(self, vocabulary)
 
@@ -73,25 +108,26 @@ def architecture_of(folder: Path) -> str:
 
 
 class TransformersCausal(LanguageModel):
+    """The network of a `TransformersCausalConfig`."""
+
+    config: TransformersCausalConfig
     head: Head
-    causal = True
 
     def __init__(self, config: TransformersCausalConfig, vocabulary: Vocabulary) -> None:
-        super().__init__()
-        self.config, self.vocabulary = config, vocabulary
+        super().__init__(config, vocabulary)
         self.network: Any = _network(config, vocabulary)
         self.head = _OwnHead(vocabulary, self.network.get_output_embeddings())
 
     def _features(
         self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
     ) -> Features:
-        vectors = self._vectors(shifted(tokens, self.vocabulary.mask_id, segments))
+        vectors = self.embed_inputs(shift_right(tokens, self.vocabulary.mask_id, segments))
         return self._read(vectors, segments, 0, None, output_mask)
 
-    def _vectors(self, inputs: Tensor) -> Tensor:
+    def embed_inputs(self, inputs: Tensor) -> Tensor:
         return self.network.get_input_embeddings()(inputs)
 
-    def _extended(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
+    def extend_vectors(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
         return self._read(vectors, cache.segments_after(vectors.shape[1]), cache.length, cache, output_mask)
 
     def _read(
@@ -100,7 +136,8 @@ class TransformersCausal(LanguageModel):
         """Of the positions `start` and after; `segments` has those before them too, and `cache` what they left."""
         base, options = self.network.base_model, {}
         length, end = vectors.shape[1], start + vectors.shape[1]
-        self._check_length(end)
+        if self.learned_positions:
+            check_length(end, self.learned_positions)
         if cache is not None or segments is not None:
             seen = torch.ones(length, end, dtype=torch.bool, device=vectors.device).tril(start)[None, None]
             positions = torch.arange(start, end, device=vectors.device)[None]
@@ -112,33 +149,23 @@ class TransformersCausal(LanguageModel):
         final = base(inputs_embeds=vectors, past_key_values=past, use_cache=False, **options).last_hidden_state
         return Features(final if output_mask is None else final[output_mask])
 
-    def _check_length(self, length: int) -> None:
-        positions = getattr(self.network.base_model, "wpe", None)
-        if positions is not None and length > positions.num_embeddings:
-            raise ConfigError(
-                f"asked to read rows of {length} tokens",
-                f"the model has learned {positions.num_embeddings} positions",
-                "use shorter rows, or a model with rotary positions",
-            )
-
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)
 
     def checkpoint_activations(self, on: bool = True) -> None:
         if on:
-            found = "the library drops what is kept of earlier positions when it does that"
             raise ConfigError(
-                "asked a network of transformers to store fewer activations", found, "use smaller batches"
+                "asked a network of transformers to store fewer activations",
+                "the library drops its cache when it does that",
+                "use smaller batches",
+                subject="activation_checkpointing",
             )
 
     def use_int8(self, on: bool = True) -> None:
         if on:
-            found = "weights of 8 bits are for the stacks of this package"
-            raise ConfigError(
-                "asked a network of transformers to use weights of 8 bits", found, "leave them as they are"
-            )
+            raise ConfigError("int8 weights are available for the stacks of this package only", subject="int8")
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile_blocks(self, *args: Any, **kwargs: Any) -> None:
         self.network.base_model.compile(*args, **kwargs)
 
 

@@ -8,16 +8,13 @@ The papers count half of the tokens that these runs read (33B for a million step
 give figures after two million steps too: `--set train.steps=2000000`.
 """
 
-from dataclasses import replace
-
 from adlm.anchors.rules import RareInSequence
 from adlm.data.config import Corpus
 from adlm.data.packing import Padded, Wrapped
 from adlm.diffusion.corruption import UniformMasking
 from adlm.diffusion.times import Antithetic
 from adlm.errors import UnknownName
-from adlm.models.language_model import NetworkConfig
-from adlm.models.one_stage import OneStageConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.sizes import SIZES, published
 from adlm.objectives.d3pm import D3pm
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
@@ -92,8 +89,7 @@ def _model(kind: str, size: str) -> tuple[NetworkConfig, Objective]:
     form, objective = models[kind]
     network = published(form, size)
     if kind in ("sedd", "d3pm"):
-        assert isinstance(network, OneStageConfig)
-        network = replace(network, stack=replace(network.stack, timed=True))
+        network = network.variant(timed=True)
     return network, objective
 
 

@@ -16,7 +16,7 @@ from adlm.data.packing import Padded, Wrapped
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import UnknownName
 from adlm.models.hand_over import Hidden
-from adlm.models.language_model import NetworkConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
@@ -116,8 +116,7 @@ def cpu_run(
             name, MATCHED_BASELINES[kind], data, stack, stages, steps=steps, warmup=warmup, draws=draws, rows=rows
         )
         run = matched_baseline(anchored, kind, name=name)
-        assert isinstance(run.network, OneStageConfig)
-        return replace(run, network=replace(run.network, stack=_reinjecting(run.network.stack, stages[0])))
+        return replace(run, network=_reinjecting(run.network, stages[0]))
     network, objective = _model(kind, stack, stages, positions=data.packing.length if data.packing.pads else 0)
     train = TrainConfig(
         steps=steps,
@@ -130,12 +129,14 @@ def cpu_run(
     return Run(name, data, network, objective, train, validation, CheckpointConfig(every=500))
 
 
-def _reinjecting(stack: StackConfig, anchor_layers: int) -> StackConfig:
+def _reinjecting(network: NetworkConfig, anchor_layers: int) -> NetworkConfig:
     """Masked models of one stage read their tokens again where the anchored ones they are compared with do.
 
     Left-to-right ones read them once: twice did them no good.
     """
-    return stack if stack.causal else replace(stack, input_reinjection=min(anchor_layers, stack.layers - 1))
+    if network.causal:
+        return network
+    return network.variant(input_reinjection=min(anchor_layers, network.layers[0] - 1))
 
 
 def _model(
@@ -146,7 +147,8 @@ def _model(
     masking, rule = CountMasking(), RareInSequence(5)
 
     def one(*, causal: bool = False) -> NetworkConfig:
-        return OneStageConfig(_reinjecting(replace(stack, causal=causal), stages[0]), tied=True, positions=positions)
+        network = OneStageConfig(replace(stack, causal=causal), tied=True, positions=positions)
+        return _reinjecting(network, stages[0])
 
     def two(*, causal: bool = False) -> NetworkConfig:
         anchor = replace(stack, layers=stages[0], causal=causal)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from adlm.errors import ConfigError
-from adlm.models.two_stage import TwoStage
 from adlm.samplers.sampler import Sampler
 from adlm.serve.limits import ServerLimits
 from adlm.text_model import TextModel
@@ -35,7 +34,7 @@ def samplers_of(model: TextModel, limits: ServerLimits) -> list[dict[str, Any]]:
     found = []
     for name, about in _ABOUT.items():
         unmasks = name != "left-to-right"
-        if unmasks == model.network.causal or (name in _TWO_STAGE and not isinstance(model.network, TwoStage)):
+        if unmasks == model.network.causal or (name in _TWO_STAGE and model.network.stages < 2):
             continue
         options: dict[str, Any] = {
             "temperature": {"default": 1.0, "least": 0.0, "most": 2.0},

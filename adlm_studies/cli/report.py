@@ -13,9 +13,8 @@ import tyro
 from adlm.cli.progress import console
 from adlm.distributed import device_for
 from adlm.errors import AdlmError, ConfigError
-from adlm.models.costs import count_parameters, shape_of
+from adlm.models.costs import count_parameters
 from adlm.models.io import WEIGHTS, ModelConfig, read_config
-from adlm.models.two_stage import TwoStageConfig
 from adlm.text_model import TextModel, load
 from adlm.train.folder import differences, read_run, stored_run
 from adlm.train.metrics import METRICS, each_metric
@@ -79,12 +78,12 @@ class _Trained:
 
     @property
     def causal(self) -> bool:
-        return shape_of(self.config.network).stack.causal
+        return self.config.network.causal
 
     @property
     def kind(self) -> str:
         """By the name it has in papers."""
-        if isinstance(self.config.network, TwoStageConfig):
+        if self.config.network.stages == 2:
             return "A2R" if self.causal else "ADLM"
         objective = self.run.get("objective", {}).get("kind", "")
         return "AR" if self.causal else "MDLM" if objective == "Nelbo" else f"masked, {objective}"
@@ -256,7 +255,7 @@ def _written(runs: Sequence[_Trained], *, samples: int, seed: int, device: str) 
     if not with_model:
         return []
     # The one with most to show: two stages before one, any order before left to right.
-    shown = min(with_model, key=lambda run: (run.causal, not isinstance(run.config.network, TwoStageConfig)))
+    shown = min(with_model, key=lambda run: (run.causal, -run.config.network.stages))
     texts: list[tuple[str, str]] = []
     sections: list[Section] = []
     for run in with_model:

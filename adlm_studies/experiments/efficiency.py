@@ -6,7 +6,6 @@ from statistics import median
 from typing import Any, ClassVar
 
 from adlm.models.hand_over import Logits
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
@@ -79,8 +78,7 @@ class Efficiency(Study):
         """The three models, ADLM with its logits handed over as published, and both ADLMs written naively."""
         runs = {arm: self._run(arm, 0) for arm in ARMS}
         anchored = runs[ADLM]
-        assert isinstance(anchored.network, TwoStageConfig)
-        published = replace(anchored, network=replace(anchored.network, hand_over=Logits()))
+        published = replace(anchored, network=anchored.network.variant(hand_over=Logits()))
         both = {ADLM: anchored} if published == anchored else {ADLM: anchored, LOGITS: published}
         return runs | both | {f"{name}{_NAIVE}": _naive(run) for name, run in both.items()}
 
@@ -205,8 +203,8 @@ def _sampling_table(sampling: Result) -> ReportTable:
         f"{sampling['texts']} texts of {sampling['length']} tokens at a time, {sampling['threads']} threads; medians "
         "of rounds in which all take turns. Calls are rows through the network, of a text. Naive computes every row "
         "and every logit at every step, and left to right without a cache. The last columns are quality: nats per "
-        f"token as {AR} of the first seed finds them (its own texts by itself), ± two standard errors over texts, and the "
-        "entropy of a text's tokens, which falls where texts repeat themselves."
+        f"token as {AR} of the first seed finds them (its own texts by itself), ± two standard errors over texts, and "
+        "the entropy of a text's tokens, which falls where texts repeat themselves."
     )
     columns = ("model", "sampler, steps", "ms a text", "tokens per second", "calls", "anchor stage's", "GFLOP a text",
                "memory, MB", "naive, times the time", "naive, times the FLOP", f"nats by {AR}", "entropy")  # fmt: skip

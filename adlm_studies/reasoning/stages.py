@@ -22,12 +22,10 @@ from adlm.data.table import DataConfig
 from adlm.errors import ConfigError, DataError, UnknownName
 from adlm.models.hub import BOX, find_model, find_transformers_model
 from adlm.models.io import CONFIG, WEIGHTS, read_config
-from adlm.models.language_model import NetworkConfig
-from adlm.models.one_stage import OneStageConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
@@ -179,7 +177,7 @@ def stages_of(curriculum: Curriculum, out: Path) -> list[CurriculumStage]:
         last = number == method.stages - 1
         folder = out if last else out / STAGES / str(number)
         fed = method.thoughts(number) if method.fed else 0
-        gamma = curriculum.gamma if isinstance(curriculum.network, TwoStageConfig) else 0.0
+        gamma = curriculum.gamma if curriculum.network.stages == 2 else 0.0
         objective = ThoughtCrossEntropy(fed, curriculum.anchor_weight, gamma, curriculum.rule)
         name = f"{curriculum.task.name}-{method.name}-{number}"
         run = run_on(curriculum.data(number), name, curriculum, objective, start, count)
@@ -274,8 +272,8 @@ def base_of(name: str, size: str | StackConfig = "nano") -> Base:
     if _is_of_transformers(folder):
         return Base(TransformersCausalConfig(architecture_of(folder)), None, Pretrained(name), name)
     network = read_config(find_model(name, revision=None, asked=asked), asked).network
-    kind = "adlm" if isinstance(network, TwoStageConfig) else "mdlm"
-    return Base(network, None if _is_causal(network) else _fresh(kind, "nano")[1], WithMarks(name), name)
+    kind = "adlm" if network.stages == 2 else "mdlm"
+    return Base(network, None if network.causal else _fresh(kind, "nano")[1], WithMarks(name), name)
 
 
 def _fresh(kind: str, size: str | StackConfig) -> tuple[NetworkConfig, Objective]:
@@ -295,12 +293,6 @@ def _is_of_transformers(folder: Path) -> bool:
         return "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
-
-
-def _is_causal(network: NetworkConfig) -> bool:
-    if isinstance(network, OneStageConfig | TwoStageConfig):
-        return (network.stack if isinstance(network, OneStageConfig) else network.anchor).causal
-    return True  # of transformers
 
 
 # Around each stage that is trained: (stage, its number, of how many) -> who watches it.

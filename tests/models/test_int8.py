@@ -3,7 +3,7 @@ import torch
 
 from adlm.errors import ConfigError
 from adlm.models import int8
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from adlm.errors import ConfigError
 from adlm.models import layers
 from adlm.models.hand_over import AnchorState, Continued, Hidden, Logits, Probabilities
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from adlm.errors import UnknownName
 from adlm.models.costs import count_parameters, forward_work, training_work
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import KINDS, SIZES, published
 from adlm.models.stack import StackConfig

@@ -13,8 +13,10 @@ from adlm.config import from_json, to_json
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
 from adlm.errors import ConfigError, MissingExtra, ModelError, UnknownName
+from adlm.models.fed import fed_features, read_fed
 from adlm.models.io import ModelConfig, load_model, save_model
-from adlm.models.language_model import NetworkConfig, Vocabulary, shifted
+from adlm.models.language_model import shift_right
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
 from adlm.objectives.objective import CrossEntropy
@@ -67,7 +69,7 @@ def close(one: Tensor, two: Tensor) -> bool:
 def test_logits_are_those_of_transformers_on_rows_that_begin_with_the_mask(kind):
     model = MODELS[kind]
     with torch.no_grad():
-        theirs = model.network(input_ids=shifted(TOKENS, MASK)).logits
+        theirs = model.network(input_ids=shift_right(TOKENS, MASK)).logits
         ours = model.logits(model.features(TOKENS).final.flatten(0, 1)).view_as(theirs)
     assert bool((ours[..., MASK] == -torch.inf).all())
     others = [index for index in range(SIZE) if index != MASK]
@@ -76,7 +78,7 @@ def test_logits_are_those_of_transformers_on_rows_that_begin_with_the_mask(kind)
 
 def reference(model, tokens, first, count):
     """Whole rows of vectors, computed again by transformers for every thought."""
-    vectors = model.network.get_input_embeddings()(shifted(tokens, MASK))
+    vectors = model.network.get_input_embeddings()(shift_right(tokens, MASK))
     for column in range(first + 1, first + count + 1):
         said = model.network.base_model(inputs_embeds=vectors, use_cache=False).last_hidden_state[:, column - 1]
         vectors = torch.cat([vectors[:, :column], said[:, None], vectors[:, column + 1 :]], 1)
@@ -87,7 +89,7 @@ def reference(model, tokens, first, count):
 @pytest.mark.parametrize("kind", MODELS)
 def test_thoughts_have_the_values_and_gradients_of_computing_all_again(kind, count):
     model = MODELS[kind]
-    found, expected = model.fed_features(TOKENS, 4, count).final, reference(model, TOKENS, 4, count)
+    found, expected = fed_features(model, TOKENS, 4, count).final, reference(model, TOKENS, 4, count)
     assert close(found, expected)
     weights = torch.linspace(-1, 1, found.numel()).view_as(found)
     parameters = list(model.network.base_model.parameters())
@@ -102,13 +104,13 @@ def test_padding_and_wanted_positions_change_nothing(kind, count):
     model, text = MODELS[kind], PADDED >= 0
     output_mask = text & (torch.rand(3, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.5)
     with torch.no_grad():
-        whole = model.fed_features(TOKENS, 4, count, segments=PADDED).final
+        whole = fed_features(model, TOKENS, 4, count, segments=PADDED).final
         assert close(
-            model.fed_features(TOKENS, 4, count, segments=PADDED, output_mask=output_mask).final, whole[output_mask]
+            fed_features(model, TOKENS, 4, count, segments=PADDED, output_mask=output_mask).final, whole[output_mask]
         )
         for row in range(3):
             start, end = text[row].nonzero()[[0, -1], 0].tolist()
-            alone = model.fed_features(TOKENS[row : row + 1, start : end + 1], 4 - start, count).final[0]
+            alone = fed_features(model, TOKENS[row : row + 1, start : end + 1], 4 - start, count).final[0]
             assert close(whole[row, start : end + 1], alone)
 
 
@@ -119,8 +121,8 @@ def test_rows_read_in_parts_have_the_features_of_whole_rows(kind):
     cache = model.cache(3, LENGTH, segments=segments)
     whole_segments = torch.cat([segments, segments[:, -1:].expand(-1, 4)], 1)
     with torch.no_grad():
-        whole = model.fed_features(TOKENS, 4, 1, segments=whole_segments).final
-    assert close(model.read_fed(TOKENS[:, :6], 4, 1, cache).final, whole[:, 5:7])
+        whole = fed_features(model, TOKENS, 4, 1, segments=whole_segments).final
+    assert close(read_fed(model, TOKENS[:, :6], 4, 1, cache).final, whole[:, 5:7])
     assert close(model.extend(TOKENS[:, 6:8], cache, every=True).final, whole[:, 7:9])
     cache.keep(torch.tensor([True, False, True]))
     assert close(model.extend(TOKENS[[0, 2], 8:9], cache).final, whole[[0, 2], 9])
@@ -173,7 +175,7 @@ def test_a_pretrained_start_predicts_what_the_other_model_predicts_after_its_beg
     Pretrained(str(tmp_path)).apply(model, TOKENIZER)
     tokens, known = TOKENS % (SIZE - 3), SIZE - 3
     with torch.no_grad():
-        theirs = other(input_ids=shifted(tokens, 2)).logits.flatten(0, 1)
+        theirs = other(input_ids=shift_right(tokens, 2)).logits.flatten(0, 1)
         ours = model.logits(model.features(tokens).final.flatten(0, 1))
     assert close(ours[:, :known], theirs)
     rows, mean = model.network.get_input_embeddings().weight, other.get_input_embeddings().weight.mean(0)

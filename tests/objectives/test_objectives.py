@@ -8,7 +8,8 @@ from adlm.anchors.rules import EveryToken, RareInSequence, TypeRule
 from adlm.diffusion.corruption import AnchoredMasking, CountMasking, UniformMasking
 from adlm.diffusion.schedule import LogLinear
 from adlm.errors import ConfigError
-from adlm.models.language_model import Head, Vocabulary
+from adlm.models.embedding import Head
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -6,7 +6,7 @@ import torch
 from adlm.diffusion.corruption import UniformMasking
 from adlm.errors import ConfigError
 from adlm.models.hand_over import Hidden, Logits
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adlm.errors import ConfigError
-from adlm.models.costs import count_parameters, shape_of, training_work
+from adlm.models.costs import count_parameters, training_work
 from adlm.models.hand_over import Continued, Hidden, Logits
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
@@ -84,7 +84,7 @@ def test_what_twins_have_in_common_they_have_to_a_few_percent(name, field):
     run, original = recipe(name), matched(name)
     off = mismatch(run, original)
     assert abs(getattr(off, field)) < 0.03
-    width = shape_of(original.network).stack.width
+    width = original.network.width
     assert abs(off.width) <= width / 8
     if name.startswith(("lm1b", "openwebtext")) and not name.endswith("nano"):
         assert abs(getattr(off, field)) <= TOLERANCE
