@@ -59,7 +59,7 @@ def check_length(length: int, learned_positions: int) -> None:
             f"asked to read rows of {length} tokens",
             f"the model has learned {learned_positions} positions",
             "use shorter rows, or a model with rotary positions only",
-            subject="length",
+            subject="positions",
         )
 
 

@@ -49,14 +49,23 @@ class TransformersCausalConfig(NetworkConfig):
         try:
             settings = json.loads(self.architecture)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(_ASKED, f"its architecture is not JSON: {error}", "take it from a config.json") from error
+            raise ConfigError(
+                _ASKED, f"its architecture is not JSON: {error}", "take it from a config.json", subject="architecture"
+            ) from error
         kind = settings.get("model_type") if isinstance(settings, dict) else None
         if not isinstance(kind, str):
-            raise ConfigError(_ASKED, "no model_type in its architecture", f"name one of {', '.join(KINDS)}")
+            raise ConfigError(
+                _ASKED, "no model_type in its architecture", f"name one of {', '.join(KINDS)}", subject="model_type"
+            )
         if kind not in KINDS:
             raise UnknownName("model_type of transformers", kind, KINDS)
         if refused := [name for name in settings if name.startswith("_") or name in _REFUSED]:
-            raise ConfigError(_ASKED, f"{', '.join(refused)} in its architecture", "leave that out: it may name code")
+            raise ConfigError(
+                _ASKED,
+                f"{', '.join(refused)} in its architecture",
+                "leave that out: it may name code",
+                subject=refused[0],
+            )
 
     @property
     def stacks(self) -> tuple[StackConfig, ...]:
@@ -87,7 +96,10 @@ class TransformersCausalConfig(NetworkConfig):
         """A number by the name it has in this kind of network; what is not given has the library's default."""
         given = self._given
         if found := [given[name] for name in names if name in given]:
-            return int(found[0])
+            try:
+                return int(found[0])
+            except (TypeError, ValueError) as error:
+                raise _not_built(error) from error
         return int(getattr(_settings(self, Vocabulary(1, 0)), names[0]))
 
     def build(self, vocabulary: Vocabulary) -> "TransformersCausal":
@@ -100,10 +112,13 @@ def architecture_of(folder: Path) -> str:
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(asked, f"no config.json that can be read: {error}", "name a model's folder") from error
+        raise ModelError(
+            asked, f"no config.json that can be read: {error}", "name a model's folder", subject="config.json"
+        ) from error
     if not isinstance(settings, dict) or "model_type" not in settings:
         found = "its config.json is not one of the library transformers"
-        raise ModelError(asked, found, "name a model of that library; one of this package is loaded by adlm.load")
+        fix = "name a model of that library; one of this package is loaded by adlm.load"
+        raise ModelError(asked, found, fix, subject="model_type")
     return json.dumps({key: settings[key] for key in sorted(settings) if key[0] != "_" and key not in _LEFT_OUT})
 
 
@@ -207,7 +222,8 @@ def fill_from(model: TransformersCausal, folder: Path, vocabulary: dict[str, int
         vocabulary: the ids of the run's tokens.
     """
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(asked, "no file of safetensors in it", "get the model as safetensors: pickles are never read")
+        fix = "get the model as safetensors: pickles are never read"
+        raise ModelError(asked, "no safetensors file in it", fix, subject="safetensors")
     _check_same(model, folder, asked)
     try:
         other, report = _transformers().AutoModelForCausalLM.from_pretrained(
@@ -219,9 +235,9 @@ def fill_from(model: TransformersCausal, folder: Path, vocabulary: dict[str, int
             output_loading_info=True,
         )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ModelError(asked, f"its weights cannot be read: {error}", _DAMAGED) from error
+        raise ModelError(asked, f"its weights cannot be read: {error}", _DAMAGED, subject="weights") from error
     if missing := sorted(report["missing_keys"]):
-        raise ModelError(asked, f"no weights for {', '.join(missing[:5])}", _DAMAGED)
+        raise ModelError(asked, f"no weights for {', '.join(missing[:5])}", _DAMAGED, subject=missing[0])
     first, last = other.get_input_embeddings().weight, model.network.get_output_embeddings().weight
     known = min(len(first), model.vocabulary.size, _known_tokens(folder, vocabulary, asked) or len(first))
     by_token = {model.network.get_input_embeddings().weight, last}
@@ -251,7 +267,8 @@ def _check_same(model: TransformersCausal, folder: Path, asked: str) -> None:
     ]
     if names:
         found = ", ".join(f"{name} is {theirs.get(name)} in it and {ours.get(name)} in the run" for name in names)
-        raise ModelError(asked, found, "take the network's architecture from the same folder (architecture_of)")
+        fix = "take the network's architecture from the same folder (architecture_of)"
+        raise ModelError(asked, found, fix, subject=names[0])
 
 
 def _known_tokens(folder: Path, vocabulary: dict[str, int], asked: str) -> int | None:
@@ -263,7 +280,7 @@ def _known_tokens(folder: Path, vocabulary: dict[str, int], asked: str) -> int |
     other = [token for token, index in theirs.items() if vocabulary.get(token) != index]
     if other:
         found = f"{len(other):,} of its {len(theirs):,} tokens, {other[0]!r} among them, have other ids in the run"
-        raise ModelError(asked, found, f"set data.tokenizer={folder}")
+        raise ModelError(asked, found, f"set data.tokenizer={folder}", subject="data.tokenizer")
     return max(theirs.values()) + 1
 
 
@@ -289,13 +306,14 @@ def _settings(config: TransformersCausalConfig, vocabulary: Vocabulary) -> Any:
         raise _not_built(error) from error
     if any(kind != "full_attention" for kind in getattr(settings, "layer_types", None) or ()):
         found = "some of its layers see a window only"
-        raise ConfigError(_ASKED, found, "choose a model whose positions see all before them")
+        raise ConfigError(_ASKED, found, "choose a model whose positions see all before them", subject="layer_types")
     return settings
 
 
 def _not_built(error: Exception) -> ConfigError:
     line = next(iter(str(error).splitlines()), "")
-    return ConfigError(_ASKED, f"it cannot be built: {type(error).__name__} {line}", "check its architecture")
+    found = f"it cannot be built: {type(error).__name__} {line}"
+    return ConfigError(_ASKED, found, "check its architecture", subject="architecture")
 
 
 def _transformers() -> ModuleType:

@@ -159,6 +159,7 @@ def _anchor_term(
             "use a two-stage model",
             subject="stages",
         )
+    objective.rule.check_vocabulary(model.vocabulary.size)
     # Zero at the very first step, and computed all the same: every step reaches the same parameters.
     gamma = min(objective.gamma, context.progress)
     chosen, up = drawn(objective.rule.mark(batch) & among, objective.fraction, batch, context.noise)

@@ -25,7 +25,7 @@ class ThoughtCrossEntropy(Objective):
     Both are sums, divided by the number of written tokens.
 
     Args:
-        fed: thoughts in each row, just before the last given token, that are read as the features of the position before.
+        fed: thoughts in each row, just before the last given token, that read the features of the position before.
         anchor_weight: of what the thoughts are to predict (`Batch.targets`).
         gamma, rule: of the first stage's own term in two-stage models, at what is written, as in
             `AnchoredCrossEntropy`; it is not reported either.

@@ -23,6 +23,7 @@ from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
 from adlm.train.init import Init, Pretrained
 from tests.conftest import batch_of
+from tests.errors import raises
 
 transformers = pytest.importorskip("transformers")
 
@@ -190,22 +191,22 @@ def test_a_pretrained_start_refuses_what_does_not_fit(tmp_path):
     saved_by_transformers(tmp_path, "llama", tokenizer=characters("bacdefghijklmnop"))
     model = TransformersCausalConfig(architecture_of(tmp_path)).build(VOCABULARY)
     start = Pretrained(str(tmp_path))
-    with pytest.raises(ModelError, match=r"2 of its 18 tokens, '[ab]' among them, have other ids"):
+    with raises(ModelError, subject="data.tokenizer"):
         start.apply(model, TOKENIZER)
     (tmp_path / "tokenizer.json").unlink()
     wrong = json.dumps({**json.loads(architecture_of(tmp_path)), "rms_norm_eps": 0.1})
-    with pytest.raises(ModelError, match=r"rms_norm_eps is 1e-06 in it and 0\.1 in the run"):
+    with raises(ModelError, subject="rms_norm_eps"):
         start.apply(TransformersCausalConfig(wrong).build(VOCABULARY), TOKENIZER)
-    with pytest.raises(ModelError, match="the run trains OneStage"):
+    with raises(ModelError):
         start.apply(OneStageConfig().build(VOCABULARY), TOKENIZER)
-    with pytest.raises(ModelError, match="it is no name on the Hub"):
+    with raises(ModelError):
         replace(start, model="nowhere at all").apply(model, TOKENIZER)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ModelError, match="cannot be read"):
+    with raises(ModelError, subject="weights"):
         start.apply(model, TOKENIZER)
     weights.rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="no file of safetensors"):
+    with raises(ModelError, subject="safetensors"):
         start.apply(model, TOKENIZER)
 
 
@@ -215,42 +216,43 @@ def test_network_and_start_go_through_json():
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "words"),
+    ("settings", "error", "subject"),
     [
-        ("[1", ConfigError, "not JSON"),
-        ("[1]", ConfigError, "no model_type"),
-        ('{"model_type": "lama"}', UnknownName, "llama"),
-        ('{"model_type": "gpt2", "auto_map": {}}', ConfigError, "may name code"),
-        ('{"model_type": "gpt2", "_attn_implementation": "a/b"}', ConfigError, "may name code"),
+        ("[1", ConfigError, "architecture"),
+        ("[1]", ConfigError, "model_type"),
+        ('{"model_type": "lama"}', UnknownName, "lama"),
+        ('{"model_type": "gpt2", "auto_map": {}}', ConfigError, "auto_map"),
+        ('{"model_type": "gpt2", "_attn_implementation": "a/b"}', ConfigError, "_attn_implementation"),
     ],
 )
-def test_an_architecture_that_is_none_of_ours_is_refused(settings, error, words):
-    with pytest.raises(error, match=words):
+def test_an_architecture_that_is_none_of_ours_is_refused(settings, error, subject):
+    with raises(error, subject=subject):
         TransformersCausalConfig(settings)
 
 
 def test_what_cannot_be_built_or_read_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be built"):
+    with raises(ConfigError, subject="architecture"):
         TransformersCausalConfig('{"model_type": "llama", "hidden_size": "wide"}').build(VOCABULARY)
-    with pytest.raises(ConfigError, match="cannot be built: KeyError"):
+    with raises(ConfigError, subject="architecture"):
         TransformersCausalConfig('{"model_type": "gpt2", "activation_function": "none"}').build(VOCABULARY)
     windows = {**GROUPED, "model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}
-    with pytest.raises(ConfigError, match="see a window only"):
+    with raises(ConfigError, subject="layer_types"):
         TransformersCausalConfig(json.dumps({**windows, "use_sliding_window": True})).build(VOCABULARY)
-    with pytest.raises(ConfigError, match="learned 24 positions"):
+    with raises(ConfigError, subject="positions"):
         MODELS["gpt2"].features(torch.zeros(1, 25, dtype=torch.long))
-    with pytest.raises(ModelError, match=r"no config.json"):
+    with raises(ModelError, subject="config.json"):
         architecture_of(tmp_path)
-    for change in (MODELS["gpt2"].checkpoint_activations, MODELS["gpt2"].use_int8):
+    model = MODELS["gpt2"]
+    for subject, change in (("activation_checkpointing", model.checkpoint_activations), ("int8", model.use_int8)):
         change(False)
-        with pytest.raises(ConfigError, match="a network of transformers"):
+        with raises(ConfigError, subject=subject):
             change()
 
 
 def test_the_extra_is_named_where_the_library_is_missing(tmp_path, monkeypatch):
     save_model(tmp_path, MODELS["gpt2"], ModelConfig(CONFIGS["gpt2"], VOCABULARY, Wrapped(LENGTH)), TOKENIZER)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtra, match=r"adlm\[hf\]"):
+    with raises(MissingExtra, subject="hf"):
         load_model(tmp_path)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adlm.config import from_json, to_json
 from adlm.diffusion.corruption import CountMasking
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 from adlm.models.hand_over import Continued
 from adlm.models.network import Vocabulary
 from adlm.models.stack import StackConfig
@@ -20,6 +20,7 @@ from adlm.objectives.objective import LossContext, Objective
 from adlm.randomness import Noise
 from adlm.types import Batch
 from tests.conftest import batch_of
+from tests.errors import raises
 
 VOCABULARY = Vocabulary(11, 4)
 NOISE = Noise(3)
@@ -91,7 +92,7 @@ def test_as_many_tokens_are_wrong_as_asked():
 
 
 def test_a_chance_beyond_one_is_refused_and_a_stored_objective_comes_back():
-    with pytest.raises(ConfigError, match="not in \\[0, 1\\]"):
+    with raises(OutOfRange, subject="wrong"):
         DegradedAnelbo(wrong=1.5)
     objective = DegradedAnelbo(wrong=0.25)
     assert from_json(Objective, to_json(objective)) == objective
