@@ -64,13 +64,13 @@ class Cache:
 
     def __init__(self, rows: int, room: int, t: Tensor | None = None, segments: Tensor | None = None) -> None:
         self.rows, self.room, self.t, self.segments, self.length = rows, room, t, segments, 0
-        self._blocks: dict[nn.Module, BlockCache] = {}
+        self._memories: dict[nn.Module, BlockCache] = {}
 
     def of(self, block: nn.Module) -> BlockCache:
         """The cache of one block."""
-        if block not in self._blocks:
-            self._blocks[block] = BlockCache(self.room)
-        return self._blocks[block]
+        if block not in self._memories:
+            self._memories[block] = BlockCache(self.room)
+        return self._memories[block]
 
     def segments_after(self, new: int) -> Tensor | None:
         """[B, length + new]: the segments of all positions once so many new ones are read."""
@@ -84,7 +84,7 @@ class Cache:
         self.rows = int(rows.sum())
         self.t = None if self.t is None else self.t[rows]
         self.segments = None if self.segments is None else self.segments[rows]
-        for each in self._blocks.values():
+        for each in self._memories.values():
             each.keep(rows)
 
     def check(self, inputs: Tensor) -> None:
