@@ -9,7 +9,6 @@ type: samplers, filters and data sets have them.
 
 import importlib
 import importlib.util
-import os
 import re
 import sys
 import warnings
@@ -317,8 +316,8 @@ def _import(module: str, asked: str = "") -> None:
 
 def _search_working_folder() -> None:
     """Put the working folder at the end of the path, where it stays: a module may import its neighbours later."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    if (folder := str(Path.cwd())) not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
     importlib.invalidate_caches()
 
 
