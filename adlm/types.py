@@ -1,4 +1,4 @@
-"""The values that travel between the layers. Shapes: B batch, L length, D width, N chosen positions."""
+"""The values that are passed between packages. Shapes: B batch, L length, D width, N chosen positions."""
 
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Batch:
         index: [B] sample ids, to name a row in a message.
         sample_id: [B] running number of each row over the whole run, epochs included: it seeds the row's noise.
         frozen: [B, L] bool; given positions (a prompt): visible, never corrupted, never scored.
-        anchors: [B, L] bool; anchor positions when the data brings them.
+        anchors: [B, L] bool; anchor positions, if the data comes with them.
         documents: [B, L] numbers of the documents packed in a row, if they must not see each other.
         targets: [B, L] ids; what the feature of a position is to predict besides its token, -1 for nothing.
     """

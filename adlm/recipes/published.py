@@ -30,7 +30,7 @@ STEPS = 1_000_000
 
 
 def lm1b(kind: str, size: str = "small") -> Run:
-    """LM1B: a sentence a row of 128, never packed; bert-base-uncased's tokens."""
+    """LM1B: one sentence per row of 128, never packed; bert-base-uncased's tokens."""
     data = Corpus("lm1b", "bert-base-uncased", Padded(128, crop=True))
     # A step shared out to as many as eight GPUs is computed in the same micro-batches as on one.
     return _run(f"lm1b-{kind}", kind, size, data, micro_batch_size=64)
