@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange, UnknownName, optional_module
+from adlm.models.block import Block
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import LanguageModel
-from adlm.models.layers import Block
-from adlm.models.two_stage import TwoStage
 
 # All that the first stage's prediction depends on.
 _ANCHOR = ("embedding", "anchor", "anchor_head")
@@ -92,7 +91,7 @@ def _peft() -> ModuleType:
     return optional_module("peft", extra="lora", purpose="training adapters")
 
 
-def freeze(model: nn.Module, names: Sequence[str]) -> None:
+def freeze(model: LanguageModel, names: Sequence[str]) -> None:
     """Freeze parts of a model: they get no gradient and are in no optimizer.
 
     A name is a stage of a two-stage model or a prefix of parameter names, such as `embedding` or `anchor.blocks.0`.
@@ -101,7 +100,7 @@ def freeze(model: nn.Module, names: Sequence[str]) -> None:
     """
     own = {parameter: name for name, parameter in model.named_parameters()}
     every = dict(model.named_parameters(remove_duplicate=False))
-    stages = _stages(own.values()) if isinstance(model, TwoStage) else {}
+    stages = _stages(own.values()) if model.stages == 2 else {}
     frozen = {name for asked in names for name in stages.get(asked) or _beginning(asked, every, stages)}
     for name in sorted(frozen):
         first = own[every[name]]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from adlm.distributed import bf16_is_fast
-from adlm.models.language_model import Head
+from adlm.models.embedding import Head
 from adlm.models.stack import Stack
 
 NamedParameter = tuple[str, nn.Parameter]

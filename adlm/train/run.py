@@ -11,7 +11,8 @@ from typing import Literal
 from adlm.data.config import DataConfig
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, OutOfRange
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.objective import Objective
 from adlm.train.init import Init, RandomInit
 from adlm.train.lora import Lora, freeze

@@ -24,9 +24,8 @@ from adlm.errors import Interrupted, TrainingError
 from adlm.evaluate.perplexity import perplexity
 from adlm.models.card import Facts
 from adlm.models.io import ModelConfig, save_model
-from adlm.models.language_model import LanguageModel, Vocabulary
-from adlm.objectives.nelbo import Nelbo
-from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.randomness import Noise
 from adlm.train.callbacks import Callback
 from adlm.train.checkpoint import Checkpoints, RunProgress, TrainState
@@ -175,7 +174,7 @@ class Trainer:
                 found = perplexity(
                     self.model,
                     table,
-                    objective=_clean(self.run_config.objective),
+                    objective=self.run_config.objective.for_validation(),
                     rows=settings.num_rows or None,
                     draws=settings.draws,
                     batch=settings.micro_batch_size,
@@ -240,7 +239,7 @@ class Trainer:
         model = run.build_model(self.config.vocabulary, self.data.tokenizer if self._saved is None else None)
         model.to(self.context.device).checkpoint_activations(run.train.activation_checkpointing)
         if run.train.compile:
-            model.compile()
+            model.compile_blocks()
         return model.train()
 
     def _open_callbacks(self, stack: ExitStack) -> None:
@@ -376,8 +375,3 @@ class Trainer:
             return self.model
         weights = self.parallel.gathered_weights()
         return merged_model(self.config, adapters, weights) if self.context.first else self.model
-
-
-def _clean(objective: Objective) -> Objective | None:
-    """The bound to validate with: SEDD and D3PM have their own; for others the one with the least variance."""
-    return None if isinstance(objective, CrossEntropy | Nelbo) else objective
