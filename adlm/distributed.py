@@ -81,6 +81,8 @@ def local_rank() -> int:
 def joined(device: str = "auto") -> Iterator[DistributedContext]:
     """Join the processes that `torchrun` started (or slurm, with RANK and WORLD_SIZE set), if it did.
 
+    Inside another `joined` it is the same group: several jobs of one process join once, around all of them.
+
     Args:
         device: auto takes a GPU where there is one.
     """
@@ -88,6 +90,9 @@ def joined(device: str = "auto") -> Iterator[DistributedContext]:
     chosen = device_for(device)
     if size == 1:
         yield DistributedContext(device=chosen)
+        return
+    if dist.is_initialized():
+        yield DistributedContext(dist.get_rank(), size, local_rank(), chosen)
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:

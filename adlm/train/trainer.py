@@ -17,10 +17,10 @@ from adlm.data.table import Prepared
 from adlm.data.tokenizer import Tokenizer
 from adlm.distributed import DistributedContext
 from adlm.errors import Interrupted, MissingExtra
-from adlm.evaluate.perplexity import perplexity
 from adlm.models.card import Facts
 from adlm.models.io import ModelConfig, save_model
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.likelihood import table_perplexity
 from adlm.objectives.nelbo import Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.train.checkpoint import Checkpoints
@@ -204,15 +204,15 @@ class Trainer:
         model, ema = self.spread.model, self.state.ema
         model.eval()
         with ema.applied(model) if ema is not None else nullcontext():
-            found = perplexity(
+            found = table_perplexity(
                 model,
                 table,
                 objective=_clean(self.run.objective),
-                rows=settings.num_rows or None,
+                num_rows=settings.num_rows or None,
                 draws=settings.draws,
                 batch=settings.micro_batch_size,
                 seed=self.run.train.seed,
-                world=self.world,
+                context=self.world,
                 through=self.spread,
             )
             nats = found.nats_per_token

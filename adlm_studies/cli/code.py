@@ -16,16 +16,16 @@ import tyro
 from numpy.typing import NDArray
 from rich.table import Table
 
-from adlm.cli.evaluate.perplexity import check_counts, partial_file, result_path
 from adlm.cli.progress import bar, console
 from adlm.cli.sample import options_of
 from adlm.config import to_json
 from adlm.distributed import DistributedContext, joined
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import mean_of
-from adlm.evaluate.perplexity import ratio
+from adlm.evaluate.measurement import check_counts, partial_file, result_path
 from adlm.evaluate.result import Figure, Result
-from adlm.evaluate.work import checksum, each_of, weights_checksum
+from adlm.evaluate.statistics import ratio
+from adlm.objectives.bound import mean_of
+from adlm.resumable import checksum, each_of, weights_checksum
 from adlm.samplers.sampler import Sampler
 from adlm.text_model import TextModel, load
 from adlm_studies.code import sandbox
@@ -174,10 +174,12 @@ def _bound(
             compute,
             width=1,
             batch=8,
-            world=world,
+            context=world,
             partial=partial_file(out, "bound"),
             made_of=made_of,
-            watch=None if view is None else lambda done, count: view.update(done, f"{done:,} of {count:,} solutions"),
+            progress=None
+            if view is None
+            else lambda done, count: view.update(done, f"{done:,} of {count:,} solutions"),
         )[:, 0]
     kind, counted = ("exact", 0) if network.causal else ("bound", draws)
     tokens, size = (np.array(each, np.float64) for each in zip(*((t.tokens, t.bytes) for t in texts), strict=True))
@@ -246,10 +248,10 @@ def _passed(
             judged(problems, answers, limits),
             width=len(STATUSES),
             batch=8,
-            world=world,
+            context=world,
             partial=partial_file(out, "run"),
             made_of={"data": facts, "answers": checksum([list(each) for each in answers]), "limits": asdict(limits)},
-            watch=None if view is None else lambda done, count: view.update(done, f"{done:,} of {count:,} problems"),
+            progress=None if view is None else lambda done, count: view.update(done, f"{done:,} of {count:,} problems"),
         )
     fewest = min((len(each) for each in answers if each), default=0)
     figures = {f"pass@{k}": _pass_figure(counts, k) for k in _ks(ks) if k <= fewest}

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+from adlm.evaluate.generation import draw_references
 
 from adlm.cli import main
 from adlm.data.catalog import open_source
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_words
-from adlm.evaluate.generation import draw_references
 from adlm.evaluate.judge import judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
 from adlm.evaluate.result import read_result

@@ -3,14 +3,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
-from adlm.anchors import RareInSequence
-from adlm.data.packing import Padded
-from adlm.data.tokenizer import train_words
-from adlm.errors import ConfigError, DataError, ModelError
-from adlm.evaluate import anchors, hand_over_trials
 from adlm.evaluate.anchors import (
     BINS,
     IN_CORPUS,
@@ -25,9 +17,17 @@ from adlm.evaluate.anchors import (
     check_anchored,
     reliability,
 )
-from adlm.evaluate.documents import packed_rows
 from adlm.evaluate.hand_over_trials import TRIALS, Trials
 from adlm.evaluate.jackknife import jackknife, ratio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adlm.anchors import RareInSequence
+from adlm.data.packing import Padded
+from adlm.data.tokenizer import train_words
+from adlm.errors import ConfigError, DataError, ModelError
+from adlm.evaluate import anchors, hand_over_trials
+from adlm.evaluate.documents import packed_rows
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig

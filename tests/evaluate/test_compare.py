@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from adlm.evaluate.compare import compare, paired, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adlm.errors import ConfigError, DataError
-from adlm.evaluate.compare import compare, paired, table
 from adlm.evaluate.result import Figure, Result, read_result
 
 PROTOCOL = {"rows": {"length": 8}, "items": "rows", "estimator": {"draws": 8}}

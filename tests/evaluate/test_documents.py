@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from adlm.evaluate.perplexity import AGREEING, ESTIMATORS, estimator, ratio, score_items
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,13 +14,12 @@ from adlm.data.packing import Padded, Wrapped
 from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
 from adlm.errors import ConfigError, DataError, ModelError
-from adlm.evaluate.bound import enumerated_nats
 from adlm.evaluate.documents import document_rows, packed_rows, spelled, unknown_tokens
-from adlm.evaluate.perplexity import AGREEING, ESTIMATORS, estimator, ratio, score_items
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.bound import enumerated_nats
 from tests.conftest import Texts
 
 LETTERS = characters("abcd")

@@ -1,9 +1,9 @@
 """Steps as they are written, and the picture."""
 
 import pytest
+from adlm.evaluate.frontier import FrontierPoint, draw_frontier, steps_of
 
 from adlm.errors import ConfigError
-from adlm.evaluate.frontier import FrontierPoint, draw_frontier, steps_of
 from adlm.evaluate.result import Figure
 
 

@@ -5,10 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from adlm.errors import DataError
 from adlm.evaluate.generation import (
     CHUNK,
     copies,
@@ -23,6 +19,10 @@ from adlm.evaluate.generation import (
     token_entropy,
     write_samples,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adlm.errors import DataError
 from adlm.evaluate.judge import Judged
 
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=6)

@@ -13,13 +13,13 @@ from adlm.cli import main
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_bpe, train_words
 from adlm.errors import ConfigError, DataError, ModelError
-from adlm.evaluate.bound import enumerated_nats
 from adlm.evaluate.continuations import Continuation, Scorer, joined_tokens, windows
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.bound import enumerated_nats
 from adlm.text_model import TextModel
 from adlm.types import Batch
 
@@ -291,10 +291,9 @@ def folder(model, tmp_path):
 @pytest.fixture
 def evaluate(folder):
     def run(*tasks, **settings):
+        import adlm.cli.harness  # noqa: F401 # registers the model
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
-
-        import adlm.cli.harness  # noqa: F401 # registers the model
 
         return simple_evaluate(
             model="adlm",
@@ -351,9 +350,8 @@ def test_the_harness_gets_what_the_model_writes(model, evaluate):
 @needs_harness
 @pytest.mark.filterwarnings("ignore")
 def test_repeated_requests_get_different_samples_which_follow_the_seed(model, folder):
-    from lm_eval.api.instance import Instance
-
     from adlm.cli.harness import HarnessModel
+    from lm_eval.api.instance import Instance
 
     def written(seed, repeats, batch_size=16):
         settings = {"until": [], "max_gen_toks": 5, "do_sample": True, "temperature": 1.0}

@@ -2,12 +2,12 @@ from dataclasses import fields, replace
 from itertools import islice
 
 import pytest
+from adlm.evaluate.perplexity import ESTIMATORS
 
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
 from adlm.errors import ConfigError
 from adlm.evaluate.documents import packed_rows
-from adlm.evaluate.perplexity import ESTIMATORS
 from adlm.evaluate.protocols import PROTOCOLS, counting, described, protocol
 from adlm.recipes.named import recipe
 

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from adlm.evaluate.stories import gives_length, kind_of, likelihood_figures, sample_figures, story_nats, story_rows
 
 from adlm.cli import main
 from adlm.data.packing import Padded, Wrapped
@@ -11,7 +12,6 @@ from adlm.data.stories import Stories
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError, ModelError
 from adlm.evaluate.result import read_result
-from adlm.evaluate.stories import gives_length, kind_of, likelihood_figures, sample_figures, story_nats, story_rows
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig

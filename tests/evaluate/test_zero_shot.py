@@ -1,8 +1,8 @@
 import pytest
+from adlm.evaluate.zero_shot import PUBLISHED, SETS, chosen_sets, open_sets, wrapped_rows
 
 from adlm.data.packing import Padded, Wrapped
 from adlm.errors import UnknownName
-from adlm.evaluate.zero_shot import PUBLISHED, SETS, chosen_sets, open_sets, wrapped_rows
 
 
 def opened(folder, *names, split=None):

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from adlm.cli.evaluate.perplexity import check_counts, result_path
 from adlm.cli.progress import bar, console
 from adlm.config import from_json, to_json
 from adlm.data.table import DataConfig
 from adlm.distributed import device_for
 from adlm.errors import ConfigError
+from adlm.evaluate.measurement import check_counts, result_path
 from adlm.evaluate.result import Figure, Result
-from adlm.evaluate.work import weights_checksum
+from adlm.resumable import weights_checksum
 from adlm.text_model import TextModel, load
 from adlm_studies.reasoning.answers import Accuracy, accuracy
 from adlm_studies.reasoning.decode import Solved

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from adlm.evaluate.perplexity import ESTIMATORS, score_items
 
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
 from adlm.distributed import DistributedContext
 from adlm.errors import ModelError
 from adlm.evaluate.documents import document_rows
-from adlm.evaluate.perplexity import ESTIMATORS, score_items
-from adlm.evaluate.work import each_of, weights_checksum
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.resumable import each_of, weights_checksum
 from tests.conftest import Texts
 
 
