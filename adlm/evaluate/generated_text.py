@@ -1,6 +1,6 @@
 """The quality of texts that a model writes, or that a file holds, beside that of real texts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -72,12 +72,8 @@ def generation(
     if texts is not None and (sampler or options):
         raise ConfigError("texts that are already written take no sampler", subject="sampler")
     with measuring(model, out, device, progress) as work:
-        given = (
-            texts
-            if texts is None or not isinstance(texts, Path)
-            else work.context.on_first(lambda: read_texts(texts, n))
-        )
-        count = n if given is None else len(given)
+        written = _given(work, texts, n)
+        count = n if model is not None else len(written)
         bench = open_bench(
             work, judge, references, split, folder, field, length=length, begin=begin, mauve=mauve, seed=seed
         )
@@ -85,11 +81,8 @@ def generation(
         extra: dict[str, Figure] = {}
         about: dict[str, Any] = {**bench.judge.protocol, "texts": count}
         if model is None:
-            written = list(given or ())
-            subject: dict[str, Any] = {
-                "name": str(texts) if isinstance(texts, Path) else "texts",
-                "key": checksum(written),
-            }
+            name = str(texts) if isinstance(texts, str | Path) else "texts"
+            subject: dict[str, Any] = {"name": name, "key": checksum(written)}
             real = bench.references(count)
         else:
             writer, subject = opened(model, work.context, revision)
@@ -151,9 +144,7 @@ class Bench:
         """What to know of MAUVE."""
         if count >= FEW_TEXTS:
             return []
-        return [
-            f"MAUVE of {count} texts says little: its interval is wide below {FEW_TEXTS}, and it settles at 1,000 or more"
-        ]
+        return [f"MAUVE of {count} texts says little: take {FEW_TEXTS} or more, better 1,000"]
 
     def references(self, count: int) -> Judged | None:
         """References, drawn by the seed, and judged."""
@@ -240,7 +231,7 @@ def speed(model: TextModel, samples: Samples) -> Figure:
 
 def _copied(
     bench: Bench, judged: Judged, real: Judged | None, training: str | Path | Source, folder: str | Path | None
-) -> tuple[dict[str, Any], tuple[Mapping[str, Figure], Mapping[str, Figure]]]:
+) -> tuple[dict[str, Any], tuple[dict[str, Figure], dict[str, Figure]]]:
     """What the training text is, and what texts and references share with it. The first process searches."""
     source, _ = open_held_out(training, "train", folder=folder)
     rows = [*judged.rows, *([] if real is None else real.rows)]

@@ -78,9 +78,8 @@ def frontier(
     """
     check_counts(n=n, length=length, steps=min(steps, default=1))
     if not samplers or not steps:
-        raise ConfigError(
-            "a frontier needs a sampler and a number of steps", subject="steps" if samplers else "samplers"
-        )
+        missing = "steps" if samplers else "samplers"
+        raise ConfigError(f"a frontier needs {missing}", subject=missing)
     with measuring(model, out, device, progress) as work:
         writer, named = opened(model, work.context, revision)
         # All settings are made before anything is written, so that a wrong one shows at once.

@@ -1,7 +1,7 @@
 """`adlm evaluate anchors`: what the anchors of a two-stage model do."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
@@ -46,7 +46,7 @@ def command(
         plot: the picture, .svg or .png; by default beside the result.
     """
     given = run.given("anchors", model, data, *([split] if split else []))
-    text = {"split": split, "folder": folder, "field": field, "limit": limit, "batch": batch}
+    text: dict[str, Any] = {"split": split, "folder": folder, "field": field, "limit": limit, "batch": batch}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.anchors(model, data, levels=_levels(levels), **text, **given, progress=progress)
     if context.first:

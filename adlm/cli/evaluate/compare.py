@@ -1,7 +1,7 @@
 """`adlm evaluate compare`: two results of the same text, item by item."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -37,7 +37,7 @@ def command(
         seed: of the bootstrap.
         out: also write the comparison to this file, as JSON.
     """
-    settings = {"resamples": resamples, "level": level, "seed": seed, "out": out}
+    settings: dict[str, Any] = {"resamples": resamples, "level": level, "seed": seed, "out": out}
     result = evaluate.compare(first, second, items=item, allow=allow, **settings)
     print(comparison_table(result))
     say(f"note: {note}" for note in result.notes)

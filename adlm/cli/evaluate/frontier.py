@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
@@ -42,7 +42,7 @@ def command(
         ar: a left-to-right model for comparison.
     """
     given, options = run.given("frontier", model), options_of(set, {})
-    plan = {"steps": steps_of(steps), "samplers": names(samplers), "ar": ar}
+    plan: dict[str, Any] = {"steps": steps_of(steps), "samplers": names(samplers), "ar": ar}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.frontier(model, **plan, **asdict(measured), **given, progress=progress, **options)
     if context.first:

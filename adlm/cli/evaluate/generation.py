@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
@@ -42,7 +42,7 @@ def command(
     """
     options = options_of(set, {"steps": steps})
     given = run.given("generation", model or str(texts), *filter(None, (sampler, str(steps or ""))))
-    source = {"texts": texts, "training": training, "sampler": sampler}
+    source: dict[str, Any] = {"texts": texts, "training": training, "sampler": sampler}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.generation(model, **source, **asdict(measured), **given, progress=progress, **options)
     if context.first:

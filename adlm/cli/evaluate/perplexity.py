@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
@@ -47,8 +47,14 @@ def command(
         stride: with --documents: tokens from one window to the next; what they share is context and scored once.
     """
     given = run.given("perplexity", model, data, *([split] if split else []), *(["documents"] if documents else []))
-    text = {"split": split, "protocol": protocol, "folder": folder, "field": field, "detokenizer": detokenizer}
-    windows = {"documents": documents, "stride": stride}
+    text: dict[str, Any] = {
+        "split": split,
+        "protocol": protocol,
+        "folder": folder,
+        "field": field,
+        "detokenizer": detokenizer,
+    }
+    windows: dict[str, Any] = {"documents": documents, "stride": stride}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.perplexity(model, data, **text, **windows, **asdict(bound), **given, progress=progress)
     if context.first:

@@ -1,6 +1,6 @@
 """`adlm evaluate stories`: exact measures on generated stories."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
@@ -39,7 +39,7 @@ def command(
         batch: stories that a process scores at a time.
     """
     options, given = options_of(set, {"steps": steps}), run.given("stories", model)
-    counts = {"count": stories, "samples": samples, "draws": draws, "batch": batch}
+    counts: dict[str, Any] = {"count": stories, "samples": samples, "draws": draws, "batch": batch}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.stories(model, sampler=sampler, **counts, **given, progress=progress, **options)
     if context.first:

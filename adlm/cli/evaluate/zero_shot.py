@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
@@ -39,7 +39,7 @@ def command(
             and comparable with no others.
     """
     given = run.given("zero-shot", model)
-    which = {"sets": names(sets), "data_dir": data_dir, "split": split, "skip_missing": skip_missing}
+    which: dict[str, Any] = {"sets": names(sets), "data_dir": data_dir, "split": split, "skip_missing": skip_missing}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.zero_shot(model, **which, **asdict(bound), **given, progress=progress)
     if context.first:
