@@ -17,7 +17,7 @@ from adlm.cli.progress import console
 from adlm.config import to_json
 from adlm.distributed import device_for
 from adlm.errors import ConfigError
-from adlm.evaluate.generation import read_texts
+from adlm.evaluate.texts import read_texts
 from adlm.pieces import harmless
 from adlm.samplers.named import canonical
 from adlm.samplers.sampler import Sampler

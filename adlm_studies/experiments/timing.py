@@ -14,11 +14,11 @@ import torch
 from adlm.data.loader import LoaderConfig
 from adlm.distributed import DistributedContext, device_for
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import mean_of
 from adlm.models.costs import forward_work
 from adlm.models.language_model import LanguageModel
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
+from adlm.objectives.bound import mean_of
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
 from adlm.samplers.ancestral import Ancestral
