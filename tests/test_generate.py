@@ -98,7 +98,7 @@ class Numbers(Sampler):
         for name in ("rows", "canvases", "stops"):
             object.__setattr__(self, name, [])
 
-    def sample(self, model, canvas, *, noise, watch=None, stop=None):
+    def sample(self, model, canvas, *, noise, on_step=None, stop=None):
         self.rows.append(canvas.sample_ids)
         self.canvases.append(canvas)
         self.stops.append(stop)
@@ -107,7 +107,7 @@ class Numbers(Sampler):
         blank = (canvas.tokens == MASK) & ~canvas.frozen
         return Sample(canvas.tokens.masked_fill(blank, END), 0)
 
-    def fill(self, board):
+    def fill(self, state):
         raise NotImplementedError
 
 
@@ -154,7 +154,7 @@ def test_a_left_to_right_text_begins_as_it_would_without_a_limit(causal):
 @pytest.mark.parametrize("rows", ROWS, ids=repr)
 def test_masked_models_see_rows_as_in_training(rows):
     model, seen, sampler = built(rows=rows), Seen(), Numbers()
-    model.generate("the cat", max_new_tokens=3, watch=seen, steps=4)
+    model.generate("the cat", max_new_tokens=3, on_step=seen, steps=4)
     begin = len(rows.frame(TOKENIZER.roles)[0])
     (canvas,) = seen
     assert MASK not in canvas[0, : begin + 5]
@@ -209,9 +209,9 @@ def test_beyond_the_models_length_masked_models_go_on_in_blocks(masked):
 
 def test_rows_that_have_ended_cost_nothing_more(causal):
     calls = []
-    causal.generate("the cat", n=4, seed=1, watch=lambda view: calls.append(int(view.fresh.any(-1).sum())))
+    causal.generate("the cat", n=4, seed=1, on_step=lambda view: calls.append(int(view.fresh.any(-1).sum())))
     more = []
-    causal.generate("the cat", n=4, seed=1, stop=False, watch=lambda view: more.append(int(view.fresh.any(-1).sum())))
+    causal.generate("the cat", n=4, seed=1, stop=False, on_step=lambda view: more.append(int(view.fresh.any(-1).sum())))
     assert sum(calls) < sum(more)
 
 

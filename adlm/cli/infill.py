@@ -60,7 +60,7 @@ def command(
     writer, chosen = opened(model, sampler, given, device, precision, False, revision)
     with output(out) as written:
         with watching(writer, live=live) as meter:
-            texts = writer.infill(text, n=n, seed=seed, constraints=wordings, sampler=chosen, watch=meter)
+            texts = writer.infill(text, n=n, seed=seed, constraints=wordings, sampler=chosen, on_step=meter)
         for i, filled in enumerate(texts):
             written.add(filled, prompt=text, seed=seed, index=i, sampler=chosen)
     meter.report(len(texts))

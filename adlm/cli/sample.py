@@ -97,7 +97,7 @@ def command(
                 max_new_tokens=limit,
                 sampler=chosen,
                 stop=not past_end,
-                watch=meter,
+                on_step=meter,
             )
         for i, text in enumerate(texts):
             written.add(text, prompt=beginnings[i // n], seed=seed, index=i % n, sampler=chosen)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,9 @@ from adlm.models.layers import Block, positions_in, starts_of
 from adlm.models.stack import Stack
 from adlm.models.unpadded import moved, plan_for, put_back
 from adlm.types import Features
+
+if TYPE_CHECKING:
+    from adlm.models.hand_over import AnchorState
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class LanguageModel(nn.Module, ABC):
 
     vocabulary: Vocabulary
     causal: bool = False
+    stages: int = 1  # 2: an anchor stage and a denoiser
     timed: bool = False  # told the time of each row, which must then keep to itself
     # Models whose logits are one linear map show it here, so that losses can be taken without storing logits.
     head: Head | None
@@ -283,9 +287,28 @@ class LanguageModel(nn.Module, ABC):
     def logits(self, final: Tensor) -> Tensor:
         """[N, D] -> [N, V] in float32 at least, the mask at -inf."""
 
+    def anchor_stage(self, tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> "AnchorState":
+        """What the first of two stages makes of rows [B, L]."""
+        raise self._one_stage("an anchor stage")
+
+    def denoise(
+        self,
+        stage: "AnchorState",
+        tokens: Tensor,
+        t: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        output_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The final features from the state of a first stage."""
+        raise self._one_stage("a denoiser")
+
     def anchor_logits(self, anchor: Tensor) -> Tensor:
         """[N, D] -> [N, V] of the anchor stage, the mask's own logit among them, as the official loss reads them."""
-        raise ConfigError(f"asked {type(self).__name__} for anchor logits", "it has one stage", "use a two-stage model")
+        raise self._one_stage("anchor logits")
+
+    def _one_stage(self, what: str) -> ConfigError:
+        return ConfigError(f"asked {type(self).__name__} for {what}", "it has one stage", "use a two-stage model")
 
     def inference_weights(self) -> AbstractContextManager[None]:
         """`with model.inference_weights():` weights do not change inside, so what can be computed from them once,

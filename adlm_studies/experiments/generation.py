@@ -127,7 +127,7 @@ class Write(StudyWork):
 
         model.generate(max_new_tokens=1, sampler=sampler)  # what only a first call pays for stays out of the time
         began = time.perf_counter()
-        texts = model.generate(n=self.texts, seed=self.seed, sampler=sampler, watch=count)
+        texts = model.generate(n=self.texts, seed=self.seed, sampler=sampler, on_step=count)
         seconds = time.perf_counter() - began
         judge = open_judge(self.judge or str(place.folder_of(_JUDGE)))
         features = np.load(place.folder_of(_REAL) / _FEATURES, allow_pickle=False)

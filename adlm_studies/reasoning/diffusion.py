@@ -28,8 +28,8 @@ from adlm.samplers.filters import Temperature
 from adlm.samplers.ordered import Ordered
 from adlm.samplers.paces import PerStep
 from adlm.samplers.sampler import Sampler, Unmasking
-from adlm.samplers.state import SamplerState, StepCallback
-from adlm_studies.reasoning.decode import ThoughtPrediction, Written, guesses
+from adlm.samplers.state import SamplerState
+from adlm_studies.reasoning.decode import ThoughtPrediction, Written, predictions
 from adlm_studies.reasoning.decode import Watch as Progress
 from adlm_studies.reasoning.methods import Anchored, Chain, Method
 from adlm_studies.reasoning.problem import Problem, Task
@@ -163,23 +163,16 @@ class AnchorsFirst(Unmasking):
                 "give them to it",
             )
 
-    def board(
-        self,
-        model: LanguageModel,
-        canvas: Canvas,
-        noise: Noise,
-        watch: StepCallback | None = None,
-        stop: int | None = None,
-    ) -> SamplerState:
-        return self.inner.board(model, canvas, noise, watch, stop)
+    def begin(self, state: SamplerState) -> None:
+        self.inner.begin(state)
 
-    def fill(self, board: SamplerState) -> None:
-        everywhere = board.open
-        board.whole = False
-        board.open = everywhere & between(board.tokens, self.begin, self.end)
-        self.inner.fill(board)
-        board.open = everywhere
-        self.inner.fill(board)
+    def fill(self, state: SamplerState) -> None:
+        everywhere = state.open
+        state.whole = False
+        state.open = everywhere & between(state.tokens, self.begin, self.end)
+        self.inner.fill(state)
+        state.open = everywhere
+        self.inner.fill(state)
 
 
 def between(tokens: Tensor, begin: int, end: int) -> Tensor:
@@ -234,7 +227,7 @@ def denoise(
             first = model.features(canvas.tokens, torch.ones(len(rows), device=device)).final[:, positions]
             filled = chosen.sample(model, canvas, noise=Noise(seed).fork("reasoning")).tokens
             for row, tokens, states in zip(rows, filled.tolist(), first, strict=True):
-                thoughts = guesses(model.logits(states), tokenizer, top) if table.anchor_positions else ()
+                thoughts = predictions(model.logits(states), tokenizer, top) if table.anchor_positions else ()
                 placed = tuple(tokenizer.token(token) for token in tokens[positions])
                 done[row] = _read(tokens[positions.stop + 1 :], tokenizer, thoughts, placed)
             if watch is not None:

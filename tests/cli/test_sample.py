@@ -184,6 +184,6 @@ def test_the_passes_reported_are_those_the_sampler_counts(name):
     meter = Meter(causal)
     canvas = Canvas.continuing([[1, 2]] * 3, 10, TOKENIZER.mask_id)
     few = {"steps": 12} if "steps" in _SAMPLERS[name].options else {}
-    result = sampler_for(model, name, few).sample(model, canvas, noise=Noise(0), watch=meter)
-    assert meter.passes == result.row_calls
+    result = sampler_for(model, name, few).sample(model, canvas, noise=Noise(0), on_step=meter)
+    assert meter.passes == result.network_calls
     assert meter.tokens == 24

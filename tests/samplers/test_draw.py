@@ -3,7 +3,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from adlm.samplers.sample_id import draw, inverse_cdf, race
+from adlm.samplers.draw import draw, inverse_cdf, race
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -115,7 +115,7 @@ def test_remasking_by_confidence_takes_back_sigma_max_tokens_per_row_the_least_s
         inconsistent().model,
         Canvas.blank(SAMPLES, 3, MASK),
         noise=Noise(0),
-        watch=lambda view: seen.append((view.tokens.clone(), view.fresh, view.remasked)),
+        on_step=lambda view: seen.append((view.tokens.clone(), view.fresh, view.remasked)),
     )
     confidence = torch.full((SAMPLES, 3), torch.inf, dtype=torch.float64)
     before = torch.full((SAMPLES, 3), MASK)
@@ -143,7 +143,7 @@ def test_remasking_keeps_the_share_of_visible_tokens_at_alpha(rule, steps):
         model,
         Canvas.blank(2000, 8, MASK),
         noise=Noise(1),
-        watch=lambda view: fractions.append((view.tokens != MASK).double().mean().item()),
+        on_step=lambda view: fractions.append((view.tokens != MASK).double().mean().item()),
     )
     for step, fraction in enumerate(fractions):
         alpha = rule.step(1 - step / steps, 1 - (step + 1) / steps, sampler.schedule, torch.empty(0)).alpha_s
@@ -166,7 +166,7 @@ def test_remasking_that_never_remasks_is_ancestral_draw_for_draw():
     for rule in (Cap(0.0), Rescale(0.0), FlowCorrector(0.0), Never()):
         again = Remasking(steps=6, rule=rule).sample(process.model, canvas, noise=Noise(3))
         assert torch.equal(again.tokens, plain.tokens)
-        assert again.row_calls == plain.row_calls
+        assert again.network_calls == plain.network_calls
 
 
 @pytest.mark.parametrize("steps", [2, 4])

@@ -187,9 +187,9 @@ class Counting(TableModel):
 def test_rows_in_which_nothing_is_revealed_are_not_computed(steps):
     model, seen = Counting(inconsistent()), []
     canvas = Canvas.infilling([[MASK] * 3, [1, MASK, MASK], [1, 2, 0], [MASK, 1, 0]], MASK)
-    sample = Ancestral(steps=steps).sample(model, canvas, noise=Noise(4), watch=lambda view: seen.append(view.fresh))
-    assert sample.row_calls == sum(model.rows) == sum(int(fresh.any(-1).sum()) for fresh in seen)
-    assert sample.row_calls <= 6
+    sample = Ancestral(steps=steps).sample(model, canvas, noise=Noise(4), on_step=lambda view: seen.append(view.fresh))
+    assert sample.network_calls == sum(model.rows) == sum(int(fresh.any(-1).sum()) for fresh in seen)
+    assert sample.network_calls <= 6
     assert model.calls <= min(steps, 6)
     assert 0 not in model.rows
     assert sum(model.asked) == 6, "the head is asked for what is revealed and for nothing else"
@@ -198,7 +198,7 @@ def test_rows_in_which_nothing_is_revealed_are_not_computed(steps):
 def test_first_hitting_makes_as_many_row_calls_as_there_are_blanks():
     model = Counting(inconsistent())
     canvas = Canvas.infilling([[MASK] * 3, [1, MASK, MASK], [1, 2, 0], [MASK, 1, 0]], MASK)
-    assert FirstHitting().sample(model, canvas, noise=Noise(4)).row_calls == 6
+    assert FirstHitting().sample(model, canvas, noise=Noise(4)).network_calls == 6
     assert model.rows == model.asked == [3, 2, 1]
 
 
@@ -209,7 +209,7 @@ def test_the_head_is_asked_for_all_blanks_only_by_orders_that_need_them():
         Ordered(order=order, pace=PerStep(1)).sample(model, blank, noise=Noise(4))
         assert model.asked == asked
     model = Counting(inconsistent())
-    assert Analytic(steps=100).sample(model, Canvas.blank(40, 3, MASK), noise=Noise(5)).row_calls <= 120
+    assert Analytic(steps=100).sample(model, Canvas.blank(40, 3, MASK), noise=Noise(5)).network_calls <= 120
     assert sum(model.asked) <= 40 * 6, "a row that has not changed is not asked again"
 
 
@@ -219,7 +219,7 @@ def test_a_remasked_token_is_written_anew_in_a_later_step():
         inconsistent().model,
         Canvas.blank(50, 3, MASK),
         noise=Noise(6),
-        watch=lambda view: seen.append((view.tokens.clone(), view.fresh, view.remasked)),
+        on_step=lambda view: seen.append((view.tokens.clone(), view.fresh, view.remasked)),
     )
     before = torch.full((50, 3), MASK)
     for tokens, fresh, remasked in seen:
@@ -265,7 +265,7 @@ def check_slices(monkeypatch, sampler, model):
 def test_watchers_see_every_reveal_once(kind, sampler):
     views = []
     canvas = Canvas.blank(2, 7, MASK)
-    sampler.sample(model_of(kind), canvas, noise=Noise(5), watch=lambda view: views.append((view.step, view.fresh)))
+    sampler.sample(model_of(kind), canvas, noise=Noise(5), on_step=lambda view: views.append((view.step, view.fresh)))
     assert torch.stack([fresh for _, fresh in views]).sum(0).eq(1).all()
     assert [step for step, _ in views] == list(range(len(views)))
 

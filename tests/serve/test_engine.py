@@ -90,7 +90,7 @@ def test_a_new_request_joins_those_that_run(engine):
             began.set()
             later.wait(10)
 
-        return model.generate(sampler="first-hitting", watch=watch), ticket.calls
+        return model.generate(sampler="first-hitting", on_step=watch), ticket.calls
 
     (slow,) = engine.submit("adlm", [first])
     assert began.wait(10)
@@ -111,7 +111,7 @@ def test_a_cancelled_request_makes_no_further_pass(engine):
                 while not ticket.cancelled:
                     time.sleep(0.001)
 
-        return model.generate(sampler="first-hitting", watch=watch)
+        return model.generate(sampler="first-hitting", on_step=watch)
 
     (job,) = engine.submit("adlm", [work])
     assert began.wait(10)

@@ -82,10 +82,10 @@ def test_many_problems_at_once_get_what_each_gets_alone_token_by_token():
     for row, each in enumerate(found):
         tokens, thoughts = one_by_one(model, row, 12)
         assert (each.text, each.tokens, each.ended) == (TOKENIZER.decode(tokens), len(tokens), END in tokens)
-        for guesses, p in zip(each.thoughts, thoughts, strict=True):
+        for predictions, p in zip(each.thoughts, thoughts, strict=True):
             best = p.topk(3)
-            assert [guess.token for guess in guesses] == [TOKENIZER.token(i) for i in best.indices.tolist()]
-            assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist(), abs=1e-4)
+            assert [prediction.token for prediction in predictions] == [TOKENIZER.token(i) for i in best.indices.tolist()]
+            assert [prediction.probability for prediction in predictions] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_a_row_ends_at_the_end_token_and_others_go_on():
@@ -181,7 +181,7 @@ def test_anchors_are_written_before_anything_else_and_what_is_given_stays():
     order = []
     sampler = AnchorsFirst(begin=BEGIN, end=CLOSE)
     sampled = sampler.sample(
-        Oracle(), canvas, noise=Noise(0), watch=lambda view: order.append(int(view.fresh.nonzero()[0, 1]))
+        Oracle(), canvas, noise=Noise(0), on_step=lambda view: order.append(int(view.fresh.nonzero()[0, 1]))
     )
     assert sorted(order[:3]) == [begin + 1, begin + 2, begin + 3]
     assert len(order) == int(scored.sum())
