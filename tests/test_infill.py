@@ -33,7 +33,7 @@ def network_model(tokenizer, rows, *, causal=False):
 def knowing_model(rows, text=TEXT):
     """Sure of one text at its positions in a row."""
     model = network_model(WORDS, rows)
-    ids, _ = model._row(WORDS.encode(text).tolist())
+    ids, _ = model.rows.finished(WORDS.encode(text).tolist())
     logits = torch.zeros(64, WORDS.vocab_size)
     logits[torch.arange(len(ids)), torch.tensor(ids)] = 50.0
     table = TableModel(model.config.vocabulary, lambda tokens: logits[: tokens.shape[1]].expand(len(tokens), -1, -1))

@@ -101,7 +101,7 @@ def test_a_part_is_scored_given_the_rest(model):
 
 
 def _batch(model, text, chosen):
-    ids, valid = model._row(model.tokenizer.encode(text).tolist())
+    ids, valid = model.rows.finished(model.tokenizer.encode(text).tolist())
     begin = len(model.config.packing.frame(model.tokenizer.roles)[0])
     fixed = torch.ones(1, len(ids), dtype=torch.bool)
     fixed[0, [begin + i for i in chosen]] = False
