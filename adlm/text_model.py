@@ -186,10 +186,16 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         given = canonical({**options, "n": None if n == 1 else n, "max_new_tokens": max_new_tokens})
         n, limit = _count(given.pop("n", 1)), given.pop("max_new_tokens", None)
         chosen = self.sampler(sampler, **given)
-        windowed = isinstance(chosen, Blocks) and chosen.window is not None
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        rows = [self.rows.continuing(each, suffix, limit, windowed=windowed) for each in prompts]
+        rows = [self.prompt_row(each, suffix=suffix, max_new_tokens=limit, sampler=chosen) for each in prompts]
         return self._texts(rows, n, seed, chosen, on_step, stop=stop)
+
+    def prompt_row(
+        self, prompt: str, *, suffix: str = "", max_new_tokens: int | None = None, sampler: Sampler | None = None
+    ) -> TextRow:
+        """The row in which a text continues from a prompt, blank where a sampler writes."""
+        windowed = isinstance(sampler, Blocks) and sampler.window is not None
+        return self.rows.continuing(prompt, suffix, max_new_tokens, windowed=windowed)
 
     def infill(
         self,
@@ -214,9 +220,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             sampler, on_step, options: as in `generate`.
         """
         return list(
-            self.infill_each(
-                text, n=n, seed=seed, constraints=constraints, sampler=sampler, on_step=on_step, **options
-            )
+            self.infill_each(text, n=n, seed=seed, constraints=constraints, sampler=sampler, on_step=on_step, **options)
         )
 
     def infill_each(
@@ -234,9 +238,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         row = self.infill_row(text, seed=seed, constraints=constraints)
         return self._texts([row], _count(n), seed, self.sampler(sampler, **options), on_step)
 
-    def infill_row(
-        self, text: str, *, seed: int = 0, constraints: Sequence[Wording | None] | None = None
-    ) -> TextRow:
+    def infill_row(self, text: str, *, seed: int = 0, constraints: Sequence[Wording | None] | None = None) -> TextRow:
         """The row in which the holes of a text are blank, their lengths chosen."""
         template = Template.read(text, self.tokenizer, constraints)
         candidates = template.combinations()

@@ -69,9 +69,7 @@ class RowFormat:
         roles = self.tokenizer.roles
         ids, after = (self.tokenizer.encode_known(text).tolist() for text in (prompt, suffix))
         if suffix and self.causal:
-            raise ConfigError(
-                "a left-to-right model does not see a suffix", fix="use a masked model", subject="suffix"
-            )
+            raise ConfigError("a left-to-right model does not see a suffix", fix="use a masked model", subject="suffix")
         room = self.room(ids, after)
         if limit is None:
             self.finished([*ids, *after])

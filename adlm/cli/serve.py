@@ -42,7 +42,7 @@ def command(
     """
     for package in ("fastapi", "uvicorn"):
         optional_module(package, extra="serve", purpose="serving")
-    from adlm.serve.running import Service, names_for, serve
+    from adlm.serve.server import Service, names_for, serve
 
     service = Service(
         names_for([model, *beside]),

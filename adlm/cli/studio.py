@@ -33,7 +33,7 @@ def command(
     """
     for package in ("fastapi", "uvicorn"):
         optional_module(package, extra="serve", purpose="the studio")
-    from adlm.serve.running import Service, names_for, serve
+    from adlm.serve.server import Service, names_for, serve
 
     service = Service(names_for([model, *beside]), port=port, device=device, studio=True, limits=limits)
     with service.bound() as listening:

@@ -4,6 +4,7 @@ from abc import ABC
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 
 from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.errors import OutOfRange
@@ -62,17 +63,20 @@ class OnGrid(Unmasking, ABC):
         """All steps, of which only those are taken that reveal something.
 
         A blank is still masked after step k with probability (1 - alpha_s) / (1 - alpha_1), s = 1 - (k + 1) / steps.
-        So one uniform number u gives its step: the first with 1 - alpha_s < u (1 - alpha_1).
+        So one uniform number u gives its step: the first with 1 - alpha_s < u (1 - alpha_1). The first such steps of
+        all rows are taken together, then the second ones, and so on.
         """
-        blank = state.blank
-        u = state.uniform("reveal")
+        blank, u = state.blank, state.uniform("reveal")
         hit = self.schedule.inverse(1 - u * (1 - self.schedule.alpha(torch.ones_like(u)))).nan_to_num(0.0).clamp(0, 1)
-        number = ((1 - hit) * self.steps).long().clamp(0, self.steps - 1)
-        for step in number[blank].unique().tolist():
-            fresh = blank & (number == step)
-            alpha = self.schedule.alpha(torch.tensor(self._times(step)[0], dtype=torch.float64)).item()
-            state.reveal(fresh, self._time_of(alpha), step)
-            state.show(fresh, steps=self.steps, step=step)
+        step = ((1 - hit) * self.steps).long().clamp(0, self.steps - 1).masked_fill(~blank, self.steps)
+        ordered, index = step.sort(-1)
+        turn = torch.zeros_like(step).scatter(-1, index, F.pad(ordered.diff(dim=-1) > 0, (1, 0)).cumsum(-1))
+        turns = int(turn[blank].max()) + 1 if bool(blank.any()) else 0
+        for i in range(turns):
+            fresh = blank & (turn == i)
+            time = 1 - step.masked_fill(~fresh, 0).amax(-1) / self.steps
+            state.reveal(fresh, time, i)
+            state.show(fresh, steps=turns)
 
     def _times(self, step: int) -> tuple[float, float]:
         """The times at which a step begins and ends."""

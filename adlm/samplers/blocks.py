@@ -28,7 +28,9 @@ class Blocks(Unmasking):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.filters or self.stale_anchors != 1:
-            raise ConfigError("Blocks takes its filters and stale_anchors from its inner sampler", subject="Blocks.filters")
+            raise ConfigError(
+                "Blocks takes its filters and stale_anchors from its inner sampler", subject="Blocks.filters"
+            )
         if isinstance(self.inner, Blocks):
             raise ConfigError("the inner sampler of Blocks cannot be Blocks", subject="Blocks.inner")
         if self.size < 1:
@@ -40,8 +42,8 @@ class Blocks(Unmasking):
     def remasks(self) -> bool:
         return self.inner.remasks
 
-    def begin(self, state: SamplerState) -> None:
-        self.inner.begin(state)
+    def setup(self, state: SamplerState) -> None:
+        self.inner.setup(state)
 
     def fill(self, state: SamplerState) -> None:
         everywhere = state.open

@@ -125,7 +125,9 @@ def _hole(written: str) -> Hole:
     least, most = int(lengths[1]), int(lengths[2] or lengths[1])
     if least > most:
         raise ConfigError(
-            f"the hole {written!r} has its lengths in the wrong order", fix=f"write [MASK:{most}-{least}]", subject=written
+            f"the hole {written!r} has its lengths in the wrong order",
+            fix=f"write [MASK:{most}-{least}]",
+            subject=written,
         )
     return Hole(written, least, most, said=True)
 

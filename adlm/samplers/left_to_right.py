@@ -17,12 +17,14 @@ class LeftToRight(Sampler):
     batch, as does one that has ended.
     """
 
-    def begin(self, state: SamplerState) -> None:
+    def setup(self, state: SamplerState) -> None:
         if not state.network.causal:
             raise ConfigError(
-                "LeftToRight cannot sample from a model that sees both sides", fix="use Ancestral", subject="LeftToRight"
+                "LeftToRight cannot sample from a model that sees both sides",
+                fix="use Ancestral",
+                subject="LeftToRight",
             )
-        super().begin(state)
+        super().setup(state)
 
     def fill(self, state: SamplerState) -> None:
         length = state.tokens.shape[1]

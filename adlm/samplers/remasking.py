@@ -155,13 +155,17 @@ class Loop(RemaskRule):
     def __post_init__(self) -> None:
         _check_fraction("eta", self.eta)
         if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
-            raise ConfigError(f"{self} needs 0 < t_off < t_on < 1 and 0 < alpha_on < 1", subject="t_off, t_on, alpha_on")
+            raise ConfigError(
+                f"{self} needs 0 < t_off < t_on < 1 and 0 < alpha_on < 1", subject="t_off, t_on, alpha_on"
+            )
 
     def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> ReverseStep:
         alpha_t, alpha_s = self.alpha(t), self.alpha(s)
         if not self.t_off < t <= self.t_on:
             return ReverseStep(alpha_t, alpha_s)
-        return ReverseStep(alpha_t, alpha_s, self.sigma(RemaskContext(alpha_t, alpha_s, (1 - alpha_s) / alpha_t, confidence)))
+        return ReverseStep(
+            alpha_t, alpha_s, self.sigma(RemaskContext(alpha_t, alpha_s, (1 - alpha_s) / alpha_t, confidence))
+        )
 
     def alpha(self, t: float) -> float:
         if t > self.t_on:

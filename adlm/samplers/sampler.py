@@ -59,10 +59,10 @@ class Sampler(ABC):
     ) -> SamplerState:
         """A state to fill."""
         state = SamplerState(network, canvas, noise, on_step=on_step, on_draw=on_draw, stop=stop)
-        self.begin(state)
+        self.setup(state)
         return state
 
-    def begin(self, state: SamplerState) -> None:
+    def setup(self, state: SamplerState) -> None:
         """Set up a new state; a network that the sampler cannot use is refused."""
         state.filters = self.filters
 
@@ -91,14 +91,14 @@ class Unmasking(Sampler, ABC):
         if self.stale_anchors < 1:
             raise OutOfRange("stale_anchors", self.stale_anchors, "at least 1")
 
-    def begin(self, state: SamplerState) -> None:
+    def setup(self, state: SamplerState) -> None:
         if state.network.causal:
             raise ConfigError(
                 f"{type(self).__name__} cannot sample from a left-to-right model, which sees only what is on the left",
                 fix="use LeftToRight",
                 subject=type(self).__name__,
             )
-        super().begin(state)
+        super().setup(state)
         state.stale_anchors = self.stale_anchors
         if self.stale_anchors > 1:
             state.check_two_stages("stale_anchors")

@@ -189,19 +189,12 @@ class SamplerState:
         """Make `where` blank again."""
         self.tokens[where], self.confidence[where] = self.network.vocabulary.mask_id, torch.inf
 
-    def show(
-        self, fresh: Tensor, remasked: Tensor | None = None, *, steps: int | None = None, step: int | None = None
-    ) -> None:
-        """Call the step callback: a step is done.
-
-        Args:
-            step: its number; by default one more than the last.
-        """
-        number = self.shown if step is None or not self.whole else step
+    def show(self, fresh: Tensor, remasked: Tensor | None = None, *, steps: int | None = None) -> None:
+        """Call the step callback: a step is done, of so many in all."""
         if self.on_step is not None:
             nothing = torch.zeros_like(fresh) if remasked is None else remasked
-            self.on_step(StepEvent(number, steps if self.whole else None, self.tokens, fresh, nothing))
-        self.shown = number + 1
+            self.on_step(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, nothing))
+        self.shown += 1
 
     def sample(self) -> Sample:
         """The result."""

@@ -29,7 +29,7 @@ from adlm.samplers.ordered import Ordered
 from adlm.samplers.paces import PerStep
 from adlm.samplers.sampler import Sampler, Unmasking
 from adlm.samplers.state import SamplerState
-from adlm_studies.reasoning.decode import ThoughtPrediction, Written, predictions
+from adlm_studies.reasoning.decode import ThoughtPrediction, Written
 from adlm_studies.reasoning.decode import Watch as Progress
 from adlm_studies.reasoning.methods import Anchored, Chain, Method
 from adlm_studies.reasoning.problem import Problem, Task
@@ -163,8 +163,8 @@ class AnchorsFirst(Unmasking):
                 "give them to it",
             )
 
-    def begin(self, state: SamplerState) -> None:
-        self.inner.begin(state)
+    def setup(self, state: SamplerState) -> None:
+        self.inner.setup(state)
 
     def fill(self, state: SamplerState) -> None:
         everywhere = state.open
@@ -227,7 +227,7 @@ def denoise(
             first = model.features(canvas.tokens, torch.ones(len(rows), device=device)).final[:, positions]
             filled = chosen.sample(model, canvas, noise=Noise(seed).fork("reasoning")).tokens
             for row, tokens, states in zip(rows, filled.tolist(), first, strict=True):
-                thoughts = predictions(model.logits(states), tokenizer, top) if table.anchor_positions else ()
+                thoughts = guesses(model.logits(states), tokenizer, top) if table.anchor_positions else ()
                 placed = tuple(tokenizer.token(token) for token in tokens[positions])
                 done[row] = _read(tokens[positions.stop + 1 :], tokenizer, thoughts, placed)
             if watch is not None:

@@ -28,6 +28,7 @@ from adlm.samplers import (
     Rescale,
     Temperature,
     TopK,
+    ancestral,
 )
 from tests.conftest import TableModel
 from tests.samplers.processes import (
@@ -83,6 +84,25 @@ def test_first_hitting_writes_one_token_after_another_in_random_order():
     assert torch.allclose(process.in_any_order(), joint)
     assert_drawn_from(joint, drawn(FirstHitting(), process))
     assert_drawn_from(inconsistent().in_any_order(), drawn(FirstHitting(), inconsistent()))
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(0.0), Cosine(), Geometric()], ids=repr)
+def test_surplus_steps_leave_the_law_and_cost_nothing(schedule):
+    """Steps that reveal nothing are not taken; reveals in one step are as rare as they should be."""
+    process, events = inconsistent(), []
+    assert_drawn_from(process.in_any_order(), drawn(Ancestral(steps=10**9, schedule=schedule), process))
+    canvas = Canvas.blank(1, 3, MASK)
+    Ancestral(steps=10**9).sample(process.model, canvas, noise=Noise(0), on_step=events.append)
+    assert len(events) == 3
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(0.0), Cosine(), Clipped(), LogLinear(0.1)], ids=repr)
+def test_leaping_over_empty_steps_has_the_enumerated_law_of_few_steps(schedule, monkeypatch):
+    monkeypatch.setattr(ancestral, "_MANY_STEPS", 0)
+    process = inconsistent()
+    for steps in (1, 2, 3):
+        law = process.law(*grid_steps(process, Never(), steps, schedule))
+        assert_drawn_from(law, drawn(Ancestral(steps=steps, schedule=schedule), process))
 
 
 def test_first_hitting_is_ancestral_sampling_in_very_many_steps():

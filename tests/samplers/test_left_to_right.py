@@ -187,5 +187,5 @@ def test_samples_have_the_law_of_the_model(config):
 def test_learned_positions_end_where_they_end():
     model = built(OneStageConfig(STACK, positions=4))
     assert LeftToRight().sample(model, Canvas.blank(1, 4, MASK), noise=Noise(0)).tokens.shape == (1, 4)
-    with pytest.raises(ConfigError, match="learned 4 positions"):
+    with pytest.raises(ConfigError):
         LeftToRight().sample(model, Canvas.blank(1, 5, MASK), noise=Noise(0))

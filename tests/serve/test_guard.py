@@ -9,7 +9,7 @@ from adlm.errors import ConfigError
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
 from adlm.serve.limits import ServerLimits
-from adlm.serve.running import Service, names_for
+from adlm.serve.server import Service, names_for
 from tests.serve.conftest import HERE
 
 

@@ -9,7 +9,7 @@ import pytest
 from adlm.errors import ConfigError
 
 pytest.importorskip("uvicorn")
-from adlm.serve.running import Service
+from adlm.serve.server import Service
 
 
 @pytest.mark.parametrize("workers", [1, 2])
