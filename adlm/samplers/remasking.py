@@ -1,8 +1,8 @@
 """When to mask a token again: the rules of ReMDM (arXiv 2503.00307) and of discrete flow matching, one posterior.
 
 From time t to the earlier s, a visible token is masked again with probability sigma, and a masked one is revealed with
-probability (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), so that the fraction of visible tokens is alpha_s whatever sigma
-is. It must not exceed sigma_max = min(1, (1 - alpha_s) / alpha_t). A rule says what sigma is.
+probability (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), so that the fraction of visible tokens is alpha_s
+whatever sigma is. It must not exceed sigma_max = min(1, (1 - alpha_s) / alpha_t). A rule says what sigma is.
 """
 
 from abc import ABC, abstractmethod
@@ -143,8 +143,8 @@ class FlowCorrector(RemaskRule):
 class Loop(RemaskRule):
     """Reveal as MDLM until time `t_on`; stay at alpha_on until `t_off`, remasking with probability `eta`; then finish.
 
-    The two steps that pass t_on and t_off end where the line of alpha does; the official code continues beyond it, which
-    in few steps reveals too much.
+    The two steps that pass t_on and t_off end where the line of alpha does; the official code continues beyond it,
+    which in few steps reveals too much.
     """
 
     eta: float = 0.02

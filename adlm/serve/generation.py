@@ -160,7 +160,7 @@ class _Predictions:
         return anchor[0][0] if anchor else None
 
     def since(self) -> list[tuple[int, Ranking, Ranking]]:
-        """What has changed noticeably since it was asked for last: position, the anchor stage's ranking, the final one's."""
+        """What has changed noticeably since the last call: position, the anchor stage's ranking, the final one's."""
         found, self.fresh = self.fresh, []
         return found
 

@@ -82,14 +82,10 @@ def test_many_problems_at_once_get_what_each_gets_alone_token_by_token():
     for row, each in enumerate(found):
         tokens, thoughts = one_by_one(model, row, 12)
         assert (each.text, each.tokens, each.ended) == (TOKENIZER.decode(tokens), len(tokens), END in tokens)
-        for predictions, p in zip(each.thoughts, thoughts, strict=True):
+        for guesses, p in zip(each.thoughts, thoughts, strict=True):
             best = p.topk(3)
-            assert [prediction.token for prediction in predictions] == [
-                TOKENIZER.token(i) for i in best.indices.tolist()
-            ]
-            assert [prediction.probability for prediction in predictions] == pytest.approx(
-                best.values.tolist(), abs=1e-4
-            )
+            assert [guess.token for guess in guesses] == [TOKENIZER.token(i) for i in best.indices.tolist()]
+            assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_a_row_ends_at_the_end_token_and_others_go_on():
