@@ -29,7 +29,7 @@ from adlm.samplers.ordered import Ordered
 from adlm.samplers.paces import PerStep
 from adlm.samplers.sampler import Sampler, Unmasking
 from adlm.samplers.state import SamplerState
-from adlm_studies.reasoning.decode import ThoughtPrediction, Written
+from adlm_studies.reasoning.decode import ThoughtPrediction, Written, guesses
 from adlm_studies.reasoning.decode import Watch as Progress
 from adlm_studies.reasoning.methods import Anchored, Chain, Method
 from adlm_studies.reasoning.problem import Problem, Task
