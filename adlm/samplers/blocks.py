@@ -6,7 +6,7 @@ import torch
 
 from adlm.errors import ConfigError, OutOfRange
 from adlm.samplers.ancestral import Ancestral
-from adlm.samplers.sampler import Unmasking
+from adlm.samplers.sampler import Needs, Unmasking
 from adlm.samplers.state import SamplerState
 
 
@@ -24,6 +24,10 @@ class Blocks(Unmasking):
     inner: Unmasking = field(default_factory=Ancestral)
     size: int = 32
     window: int | None = None
+
+    @property
+    def needs(self) -> Needs:
+        return self.inner.needs
 
     def __post_init__(self) -> None:
         super().__post_init__()

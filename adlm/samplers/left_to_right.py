@@ -5,17 +5,23 @@ from dataclasses import dataclass
 import torch
 
 from adlm.errors import ConfigError
-from adlm.samplers.sampler import Sampler
+from adlm.samplers.sampler import Needs, Sampler
 from adlm.samplers.state import SamplerState
 
 
 @dataclass(frozen=True)
 class LeftToRight(Sampler):
-    """Writes each blank from what is on its left; tokens to the right of a blank are kept and not seen.
+    """Writes one token after another, as autoregressive models do.
+
+    Tokens to the right of a blank are kept and not seen when it is filled.
 
     Each position goes through the network once: its keys and values are cached. A row without blanks leaves the
     batch, as does one that has ended.
     """
+
+    @property
+    def needs(self) -> Needs:
+        return "causal"
 
     def setup(self, state: SamplerState) -> None:
         if not state.network.causal:

@@ -6,7 +6,7 @@ would have probability 1 after them.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class OrderContext(NamedTuple):
 @dataclass(frozen=True)
 class Order(ABC):
     """Where to write first."""
+
+    reads_anchors: ClassVar[bool] = False  # True: for two-stage models
 
     @abstractmethod
     def offer(self, context: OrderContext) -> Offer:
@@ -91,6 +93,8 @@ class AnchorConfidence(Order):
 
     The vocabulary of the denoiser is then needed only where it writes.
     """
+
+    reads_anchors: ClassVar[bool] = True
 
     def offer(self, context: OrderContext) -> Offer:
         measured = context.state.anchor_measure(context.blank, context.t, _sureness)

@@ -5,6 +5,7 @@ A new one is a frozen dataclass with one method, `fill(state)`.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 from adlm.errors import ConfigError, OutOfRange
 from adlm.randomness import Noise
@@ -12,6 +13,8 @@ from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Filter
 from adlm.samplers.network import Network
 from adlm.samplers.state import DrawCallback, Sample, SamplerState, StepCallback
+
+Needs = Literal["any", "causal", "masked", "two-stage"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class Sampler(ABC):
     """
 
     filters: tuple[Filter, ...] = ()
+
+    @property
+    def needs(self) -> Needs:
+        """The models that it can write with."""
+        return "any"
 
     def sample(
         self,
@@ -86,6 +94,10 @@ class Unmasking(Sampler, ABC):
     """
 
     stale_anchors: int = 1
+
+    @property
+    def needs(self) -> Needs:
+        return "two-stage" if self.stale_anchors > 1 else "masked"
 
     def __post_init__(self) -> None:
         if self.stale_anchors < 1:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from adlm.data.files import TextFiles, json_records
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError, DataError, ModelError, UnknownName
+from adlm.errors import DataError, ModelError, OutOfRange, UnknownName
 from adlm.evaluate.bound import position_nats
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
@@ -42,7 +42,7 @@ class CodeProblem:
     tests: str
 
 
-class CodeSet(NamedTuple):
+class CodeBenchmark(NamedTuple):
     """How a set is laid out: the file in its folder, a record as a problem, what a model's answer is cut before."""
 
     file: str
@@ -80,10 +80,10 @@ def _text(record: Mapping[str, object], field: str) -> str:
 
 _AFTER_FUNCTION = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\nassert")
 _AFTER_ANSWER = ("\nassert", '\n"""', "\nprint", "\nif __name__")
-SETS = {
-    "humaneval": CodeSet("HumanEval.jsonl", _humaneval, _AFTER_FUNCTION),
-    "mbpp": CodeSet("mbpp.jsonl", _mbpp_test, _AFTER_ANSWER),
-    "mbpp-all": CodeSet("mbpp.jsonl", _mbpp, _AFTER_ANSWER),
+BENCHMARKS = {
+    "humaneval": CodeBenchmark("HumanEval.jsonl", _humaneval, _AFTER_FUNCTION),
+    "mbpp": CodeBenchmark("mbpp.jsonl", _mbpp_test, _AFTER_ANSWER),
+    "mbpp-all": CodeBenchmark("mbpp.jsonl", _mbpp, _AFTER_ANSWER),
 }
 
 
@@ -93,23 +93,27 @@ def read_problems(name: str, path: Path) -> list[CodeProblem]:
     Args:
         path: the folder with the set's file, as published, plain or as .gz; or the file.
     """
-    if name not in SETS:
-        raise UnknownName("set of programming problems", name, SETS)
-    layout, asked = SETS[name], f"asked for the problems of {name} in {path}"
+    if name not in BENCHMARKS:
+        raise UnknownName("set of programming problems", name, BENCHMARKS)
+    layout, asked = BENCHMARKS[name], f"asked for the problems of {name} in {path}"
     candidates = [path] if path.is_file() else [path / f"{layout.file}{ending}" for ending in ("", ".gz")]
     file = next((each for each in candidates if each.is_file()), None)
     if file is None:
-        raise DataError(asked, f"no {layout.file} or {layout.file}.gz there", "name the folder that holds it")
+        raise DataError(
+            asked, f"no {layout.file} or {layout.file}.gz there", "name the folder that holds it", subject=str(path)
+        )
     problems = []
     for where, record in json_records(file, TextFiles(str(file))):
         try:
             problem = layout.read(record if isinstance(record, dict) else {})
         except (KeyError, TypeError) as error:
-            raise DataError(asked, f"no text for {error} at {where}", f"give the file as {name} has it") from error
+            raise DataError(
+                asked, f"no text for {error} at {where}", f"give the file as {name} has it", subject=where
+            ) from error
         if problem is not None:
             problems.append(problem)
     if not problems:
-        raise DataError(asked, "not one problem", "get the file again")
+        raise DataError(asked, "not one problem", "get the file again", subject=str(file))
     return problems
 
 
@@ -117,14 +121,18 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
     """Answers to each problem out of a file with an object a line that has a `task_id` and a `completion`."""
     asked = f"asked for solutions in {path}"
     if not path.is_file():
-        raise DataError(asked, "no such file", "name a .jsonl with task_id and completion on each line")
+        raise DataError(
+            asked, "no such file", "name a .jsonl with task_id and completion on each line", subject=str(path)
+        )
     found: dict[str, list[str]] = {problem.name: [] for problem in problems}
     strangers = 0
     for where, record in json_records(path, TextFiles(str(path))):
         name = record.get("task_id") if isinstance(record, dict) else None
         completion = record.get("completion") if isinstance(record, dict) else None
         if name is None or not isinstance(completion, str):
-            raise DataError(asked, f"no task_id or no completion at {where}", "give both in an object a line")
+            raise DataError(
+                asked, f"no task_id or no completion at {where}", "give both in an object a line", subject=where
+            )
         strangers += str(name) not in found
         found.setdefault(str(name), []).append(completion)
     missing = [problem.name for problem in problems if not found[problem.name]]
@@ -134,6 +142,7 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
             asked,
             f"none for {len(missing)} of {len(problems)} problems, {missing[0]} the first{more}",
             "add them, an empty completion where there is none, or ask for fewer with --problems",
+            subject=missing[0],
         )
     return [found[problem.name] for problem in problems]
 
@@ -146,11 +155,11 @@ def cut_at(text: str, stops: Sequence[str]) -> str:
 def pass_at(n: int, passed: int, k: int) -> float:
     """The probability that one of k answers, drawn from n of which `passed` pass, passes: 1 - C(n-c, k) / C(n, k)."""
     if not 1 <= k <= n:
-        raise ConfigError(f"asked for pass@{k} from {n} answers a problem", "not from 1 to as many", "write more")
+        raise OutOfRange("k", k, f"1 to {n}, the answers per problem")
     return 1 - math.comb(n - passed, k) / math.comb(n, k)
 
 
-def judged(
+def run_tests(
     problems: Sequence[CodeProblem], answers: Sequence[Sequence[str]], limits: ProgramLimits | None = None
 ) -> Callable[[Numbers], Array]:
     """For `each_of`: how many of the answers to each problem came to which of `STATUSES`, [n, 4]. Runs them."""
@@ -172,7 +181,7 @@ class _Row(NamedTuple):
     given: int
 
 
-class EncodedSolutions(NamedTuple):
+class EncodedSolution(NamedTuple):
     """A problem for one model: its rows, of which the first tokens are given, tokens to write, bytes to write."""
 
     rows: list[_Row]
@@ -182,7 +191,7 @@ class EncodedSolutions(NamedTuple):
     windows: bool
 
 
-def spelled(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> EncodedSolutions:
+def encode_problem(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> EncodedSolution:
     """The solution and the end token after the prompt, encoded apart from it, on one row if they fit.
 
     Else in windows that fill their rows: the first holds the end of the prompt and the beginning of the solution, and
@@ -193,7 +202,7 @@ def spelled(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> Enc
     before, target = prompt.tolist(), [*solution.tolist(), *end]
     size, room = len(problem.solution.encode()), packing.length - len(begin)
     if len(before) + len(target) <= room:
-        return EncodedSolutions(
+        return EncodedSolution(
             [_Row([*begin, *before, *target], len(begin) + len(before))], len(target), size, False, False
         )
     whole, half = [*before, *target], room // 2
@@ -204,10 +213,10 @@ def spelled(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> Enc
         step = min(room - half, len(whole) - at)
         rows.append(_Row([*begin, *whole[at + step - room : at + step]], packing.length - step))
         at += step
-    return EncodedSolutions(rows, len(target), size, kept < len(before), len(rows) > 1)
+    return EncodedSolution(rows, len(target), size, kept < len(before), len(rows) > 1)
 
 
-def unreadable(problems: Sequence[CodeProblem], tokenizer: Tokenizer) -> int:
+def count_lossy(problems: Sequence[CodeProblem], tokenizer: Tokenizer) -> int:
     """How many solutions do not come back from a tokenizer as they were: what they cost then is not what texts cost."""
     ids = tokenizer.encode_batch([problem.solution for problem in problems])
     return sum(tokenizer.decode(row) != problem.solution for row, problem in zip(ids, problems, strict=True))
@@ -215,7 +224,7 @@ def unreadable(problems: Sequence[CodeProblem], tokenizer: Tokenizer) -> int:
 
 def solution_nats(
     model: LanguageModel,
-    texts: Sequence[EncodedSolutions],
+    texts: Sequence[EncodedSolution],
     packing: Packing,
     *,
     pad_id: int,
@@ -241,7 +250,10 @@ def solution_nats(
                 nats = position_nats(model, batch, draws=draws, noise=noise).double().sum(-1).cpu()
             if not nats.isfinite().all():
                 raise ModelError(
-                    "asked what solutions cost", "a cost that is no finite number", "train again: weights are damaged"
+                    "asked what solutions cost",
+                    "a cost that is no finite number",
+                    "train again: weights are damaged",
+                    subject="nats",
                 )
             for (place, *_), value in zip(some, nats.tolist(), strict=True):
                 out[place] += value

@@ -34,15 +34,15 @@ from adlm.train.plan import summary
 from adlm.train.run import Run
 from adlm.train.step import TrainStep
 from adlm.types import Batch
-from adlm_studies.experiments.reference import (
-    ReferenceAnelbo,
-    naive_ancestral,
-    naive_left_to_right,
-    naive_pass_work,
-    naive_step_work,
-)
-from adlm_studies.experiments.study import Place, StudyWork
+from adlm_studies.experiments.study import StepContext, StudyWork
 from adlm_studies.experiments.tensor_memory import peak_bytes
+from adlm_studies.reference import (
+    ReferenceAnelbo,
+    reference_ancestral,
+    reference_left_to_right,
+    reference_pass_work,
+    reference_step_work,
+)
 
 
 def in_turn(work: Mapping[str, Callable[[int], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
@@ -74,12 +74,14 @@ class TimeTraining(StudyWork):
     runs: Mapping[str, Run]
     rounds: int = 12
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         first = next(iter(self.runs.values()))
         if any(run.data != first.data for run in self.runs.values()):
-            raise ConfigError("asked to time runs in turn", "they read different data", "give runs of one corpus")
+            raise ConfigError(
+                "asked to time runs in turn", "they read different data", "give runs of one corpus", subject="runs"
+            )
         device = device_for("auto")
-        data = first.data.prepare(cache=place.cache, verify=False)
+        data = first.data.prepare(cache=context.cache, verify=False)
         vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
         rows = first.train.rows(data.train.length)
         loader = LoaderConfig(rows, first.train.seed).build(data.train)
@@ -129,12 +131,12 @@ def stepper(run: Run, vocabulary: Vocabulary, rows: int, device: torch.device) -
 
 
 def step_work(run: Run, vocabulary: Vocabulary) -> int:
-    """Floating-point operations of a step, of a naive one too."""
+    """Floating-point operations of a step, of a reference one too."""
     known = summary(run, vocabulary=vocabulary)
     if not isinstance(run.objective, ReferenceAnelbo):
         return known.work
     assert isinstance(run.network, TwoStageConfig)
-    return naive_step_work(run.network, vocabulary, length=known.length, rows=known.rows)
+    return reference_step_work(run.network, vocabulary, length=known.length, rows=known.rows)
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,8 @@ class TimeSampling(StudyWork):
     rounds: int = 5
     seed: int = 0
 
-    def do(self, place: Place) -> dict[str, Any]:
-        models = {name: TextModel.from_pretrained(place.folder_of(step)) for name, step in self.models.items()}
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        models = {name: TextModel.from_pretrained(context.folder_of(step)) for name, step in self.models.items()}
         device = device_for("auto")
         for model in models.values():
             model.network.to(device).eval()
@@ -198,13 +200,19 @@ class TimeSampling(StudyWork):
             length = model.config.packing.length
             return [
                 _Method(name, "left to right", length, _by(fast)),
-                _Method(name, "left to right", length, lambda m, c, n: naive_left_to_right(m, c, noise=n), naive=True),
+                _Method(
+                    name,
+                    "left to right",
+                    length,
+                    lambda m, c, n: reference_left_to_right(m, c, noise=n),
+                    reference=True,
+                ),
             ]
         found = []
         for steps in self.steps:
             found += [
                 _Method(name, "ancestral", steps, _by(Ancestral(steps=steps))),
-                _Method(name, "ancestral", steps, _naive(steps), naive=True),
+                _Method(name, "ancestral", steps, _by_reference(steps), reference=True),
             ]
         found.append(_Method(name, "first hitting", model.config.packing.length, _by(FirstHitting())))
         if isinstance(model.config.network, TwoStageConfig):
@@ -226,7 +234,7 @@ class _Method(NamedTuple):
     steps: int
     write: Write
     stale: int = 1
-    naive: bool = False
+    reference: bool = False
 
     def labels(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if name != "write"}
@@ -236,8 +244,8 @@ def _by(sampler: Sampler) -> Write:
     return lambda model, canvas, noise: sampler.sample(model, canvas, noise=noise)
 
 
-def _naive(steps: int) -> Write:
-    return lambda model, canvas, noise: naive_ancestral(model, canvas, steps=steps, noise=noise)
+def _by_reference(steps: int) -> Write:
+    return lambda model, canvas, noise: reference_ancestral(model, canvas, steps=steps, noise=noise)
 
 
 def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], texts: int) -> dict[str, float]:
@@ -246,8 +254,8 @@ def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], te
     count = texts * len(samples)
     calls = sum(sample.network_calls for sample in samples) / count
     anchor_calls = sum(sample.anchor_calls for sample in samples) / count
-    if method.naive:
-        work = calls * naive_pass_work(network, vocabulary, length)
+    if method.reference:
+        work = calls * reference_pass_work(network, vocabulary, length)
     else:
         cached = method.sampler == "left to right"
         passes = 1 if cached else calls  # with a cache every position goes through once

@@ -14,7 +14,7 @@ from random import Random
 from typing import ClassVar, overload
 
 from adlm.data.files import TextFiles, json_records
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import DataError, OutOfRange, UnknownName
 
 SPLITS = ("train", "valid", "test")
 # Of ten questions, one may be drawn for the test and one for validation.
@@ -46,16 +46,16 @@ class Task(ABC):
         """Where the problems of a split come from, in words."""
 
     @abstractmethod
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         """What a model's writing after the question answers; None where there is no answer in it."""
 
-    def agrees(self, found: str | None, problem: Problem) -> bool:
+    def is_correct(self, found: str | None, problem: Problem) -> bool:
         """Whether an answer that was found is the problem's."""
         return found == problem.answer
 
 
 @dataclass(frozen=True)
-class Generated(Task):
+class GeneratedTask(Task):
     """A task whose problems are drawn.
 
     Args:
@@ -71,8 +71,7 @@ class Generated(Task):
     def __post_init__(self) -> None:
         for field in ("seed", *SPLITS):
             if getattr(self, field) < 0:
-                asked = f"asked for {self.name} with {field}={getattr(self, field)}"
-                raise ConfigError(asked, "a number below zero", f"give {field} as 0 or more")
+                raise OutOfRange(field, getattr(self, field), "0 or more")
 
     @abstractmethod
     def draw(self, dice: Random) -> Problem:
@@ -102,7 +101,7 @@ class Generated(Task):
 class GeneratedProblems(Sequence[Problem]):
     """Problems that are drawn when they are asked for."""
 
-    task: Generated
+    task: GeneratedTask
     split: str
     numbers: range
 
@@ -132,7 +131,10 @@ def published_folder(folder: str, name: str) -> Path | None:
         path = Path(folder).expanduser()
         if not path.is_dir():
             raise DataError(
-                f"asked for {name} in the folder {folder}", "no such folder", "give the folder of its files"
+                f"asked for {name} in the folder {folder}",
+                "no such folder",
+                "give the folder of its files",
+                subject=folder,
             )
         return path
     root = os.environ.get("ADLM_DATA")
@@ -144,10 +146,14 @@ def published_file(folder: Path | None, file: str, name: str) -> Path:
     """A file that has to be there."""
     if folder is None:
         asked = f"asked for problems of {name}"
-        raise DataError(asked, "no folder with its files", f"name the folder, or keep {file} in $ADLM_DATA/{name}")
+        raise DataError(
+            asked, "no folder with its files", f"name the folder, or keep {file} in $ADLM_DATA/{name}", subject=name
+        )
     if not (folder / file).is_file():
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise DataError(f"asked for {file} of {name} in {folder}", there, f"put {file} there, as it is published")
+        raise DataError(
+            f"asked for {file} of {name} in {folder}", there, f"put {file} there, as it is published", subject=file
+        )
     return folder / file
 
 
@@ -177,4 +183,4 @@ def texts_of(record: Mapping[str, object], field: str, where: str) -> tuple[str,
 
 
 def malformed(where: str, found: str, fix: str) -> DataError:
-    return DataError(f"asked to read a problem at {where}", found, fix)
+    return DataError(f"asked to read a problem at {where}", found, fix, subject=where)

@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 from adlm.errors import ConfigError
 from adlm_studies.reasoning.answers import last_sentence
 from adlm_studies.reasoning.problem import (
-    Generated,
+    GeneratedTask,
     Problem,
     check_split,
     malformed,
@@ -105,7 +105,7 @@ def names_along(steps: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class PublishedTask(Generated, ABC):
+class PublishedTask(GeneratedTask, ABC):
     """Problems about entities and concepts in files NAME_{train,valid,test}.json; what is not there is generated.
 
     With a folder, the valid and test files have to be in it: only the training problems are generated then.
@@ -128,9 +128,13 @@ class PublishedTask(Generated, ABC):
         super().__post_init__()
         asked = f"asked for {self.name} of the sizes {self.least} to {self.most}"
         if not self.smallest <= self.least <= self.most <= self.largest:
-            raise ConfigError(asked, "no such problems", f"give sizes from {self.smallest} to {self.largest}")
+            raise ConfigError(
+                asked, "no such problems", f"give sizes from {self.smallest} to {self.largest}", subject="least, most"
+            )
         if self.folder and not self._as_published:
-            raise ConfigError(asked, f"files with problems of {self.published_size}", "leave out the folder")
+            raise ConfigError(
+                asked, f"files with problems of {self.published_size}", "leave out the folder", subject="folder"
+            )
 
     def problems(self, split: str) -> Sequence[Problem]:
         path = self._file(split)
@@ -164,7 +168,7 @@ class ProsQA(PublishedTask):
     least: int = NODES
     most: int = NODES
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return last_sentence(text)
 
     def draw(self, dice: Random) -> Problem:

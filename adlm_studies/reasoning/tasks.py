@@ -15,7 +15,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def task_of(name: str, folder: str | None = None, **options: Any) -> Task:
+def make_task(name: str, folder: str | None = None, **options: Any) -> Task:
     """A task by name; `folder` is where its published files are, `options` are further fields of it."""
     if name not in TASKS:
         raise UnknownName("task", name, TASKS)
@@ -24,5 +24,7 @@ def task_of(name: str, folder: str | None = None, **options: Any) -> Task:
     known = {field.name for field in fields(kind)}
     if strange := sorted(given.keys() - known):
         found = f"it has {', '.join(sorted(known))} and no {', '.join(strange)}"
-        raise ConfigError(f"asked for the task {name} with {', '.join(strange)}", found, "leave it out")
+        raise ConfigError(
+            f"asked for the task {name} with {', '.join(strange)}", found, "leave it out", subject=strange[0]
+        )
     return kind(**given)

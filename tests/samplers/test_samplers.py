@@ -208,7 +208,7 @@ def test_rows_in_which_nothing_is_revealed_are_not_computed(steps):
     assert sum(model.asked) == 6, "the head is asked for what is revealed and for nothing else"
 
 
-def test_first_hitting_makes_as_many_row_calls_as_there_are_blanks():
+def test_first_hitting_makes_as_many_network_calls_as_there_are_blanks():
     model = Counting(inconsistent())
     canvas = Canvas.infilling([[MASK] * 3, [1, MASK, MASK], [1, 2, 0], [MASK, 1, 0]], MASK)
     assert FirstHitting().sample(model, canvas, noise=Noise(4)).network_calls == 6
