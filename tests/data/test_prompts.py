@@ -99,7 +99,7 @@ def test_a_trained_model_goes_on_from_prompts_in_the_rows_it_saw(config):
     network = OneStageConfig(StackConfig(width=8, heads=2, layers=1)).build(vocabulary)
     model = TextModel(network, ModelConfig(OneStageConfig(), vocabulary, data.packing), data.tokenizer)
     assert model.generate("sky")[0].startswith("sky")
-    ids, counts = model._row(TOKENIZER.encode("skyblue").tolist())
+    ids, counts = model.rows.finished(TOKENIZER.encode("skyblue").tolist())
     assert ids == data.train.tokens(np.array([1]))[0].tolist()
     assert counts == data.train.valid(np.array([1]))[0].tolist()
 
