@@ -126,9 +126,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.samplers.ordered", "Ordered"),
         **_in("adlm.samplers.blocks", "Blocks"),
     },
-    "schedule": _in(
-        "adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"
-    ),
+    "schedule": _in("adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"),
     "times": _in("adlm.diffusion.times", "LowDiscrepancyTimes", "Antithetic", "Independent"),
 }
 # Other spellings, and the kinds of version 0.1: its saved models, runs and configurations still load.
