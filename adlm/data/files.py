@@ -220,9 +220,7 @@ def as_names(field: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 _FIELD_FIX = "name a field that has text"
-_HEADER_FIX = (
-    f"{_FIELD_FIX}; if the first line is no header, read it without one (header=False) and name columns by number"
-)
+_HEADER_FIX = f"{_FIELD_FIX}; if the first line is no header, say so and name columns by number"
 
 
 def record_text(record: object, field: str | tuple[str, ...], joiner: str, where: str, *, fix: str = _FIELD_FIX) -> str:

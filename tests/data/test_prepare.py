@@ -148,10 +148,7 @@ def shards(tmp_path) -> Shards:
 def test_damage_is_named(shards):
     victim: Path = shards.folder / shards.manifest["shards"][1]
     whole = victim.read_bytes()
-    for damaged, complaint in [
-        (whole[:-1] + bytes([whole[-1] ^ 1]), "does not match its checksum"),
-        (whole[:-4], f"has {len(whole) - 4} bytes instead of {len(whole)}"),
-    ]:
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-4]):
         victim.write_bytes(damaged)
         with raises(DamagedData, subject=victim.name):
             Shards.open(shards.folder)
@@ -167,17 +164,17 @@ def test_damage_is_named(shards):
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "subject"),
     [
-        ({"files": [{"name": "../secret.npy", "bytes": 1, "sha256": ""}]}, "a file called '../secret.npy'"),
-        ({"shards": ["../secret.npy"]}, "no checksum of"),
-        ({"rows": None}, "has no rows"),
+        ({"files": [{"name": "../secret.npy", "bytes": 1, "sha256": ""}]}, "../secret.npy"),
+        ({"shards": ["../secret.npy"]}, "shards"),
+        ({"rows": None}, "rows"),
     ],
 )
-def test_a_manifest_from_elsewhere_cannot_reach_outside_its_folder(shards, change, complaint):
+def test_a_manifest_from_elsewhere_cannot_reach_outside_its_folder(shards, change, subject):
     manifest = {key: value for key, value in {**shards.manifest, **change}.items() if value is not None}
     (shards.folder / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(DamagedData, match=complaint):
+    with raises(DamagedData, subject=subject):
         Shards.open(shards.folder)
 
 
