@@ -40,7 +40,7 @@ _BASES = {
     "hand_over": "adlm.models.hand_over:HandOver",
     "init": "adlm.train.init:Init",
     "lr_schedule": "adlm.train.lr_schedules:LRSchedule",
-    "network": "adlm.models.language_model:NetworkConfig",
+    "network": "adlm.models.network:NetworkConfig",
     "objective": "adlm.objectives.objective:Objective",
     "optimizer": "adlm.train.optimizer:OptimizerConfig",
     "order": "adlm.samplers.orders:Order",

@@ -20,7 +20,7 @@ from adlm.errors import ConfigError
 from adlm.evaluate.perplexity import perplexity
 from adlm.models.hand_over import Continued
 from adlm.models.io import load_model
-from adlm.models.language_model import NetworkConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

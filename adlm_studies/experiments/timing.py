@@ -16,9 +16,9 @@ from adlm.distributed import DistributedContext, device_for
 from adlm.errors import ConfigError
 from adlm.evaluate.bound import mean_of
 from adlm.models.costs import forward_work
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
 from adlm.samplers.ancestral import Ancestral
@@ -124,7 +124,7 @@ def stepper(run: Run, vocabulary: Vocabulary, rows: int, device: torch.device) -
     model = run.network.build(vocabulary).to(device).train()
     model.checkpoint_activations(run.train.activation_checkpointing)
     if run.train.compile:
-        model.compile()
+        model.compile_blocks()
     ema = Ema(model, run.train.ema_decay) if run.train.ema_decay else None
     spread = ParallelModel(model, DistributedContext(device=device))
     return TrainStep(spread, run.objective, run.train.optimizer.build(model), ema, run.train, rows)
@@ -135,7 +135,6 @@ def step_work(run: Run, vocabulary: Vocabulary) -> int:
     known = summary(run, vocabulary=vocabulary)
     if not isinstance(run.objective, ReferenceAnelbo):
         return known.work
-    assert isinstance(run.network, TwoStageConfig)
     return reference_step_work(run.network, vocabulary, length=known.length, rows=known.rows)
 
 
@@ -215,7 +214,7 @@ class TimeSampling(StudyWork):
                 _Method(name, "ancestral", steps, _by_reference(steps), reference=True),
             ]
         found.append(_Method(name, "first hitting", model.config.packing.length, _by(FirstHitting())))
-        if isinstance(model.config.network, TwoStageConfig):
+        if model.network.stages == 2:
             most = max(self.steps)
             for stale in self.stale:
                 sampler = Ancestral(steps=most, stale_anchors=stale)
@@ -275,11 +274,11 @@ def text_work(
     work = forward_work(network, vocabulary, length)
     last = work.token
     first = 0
-    if isinstance(network, TwoStageConfig):
-        alone = forward_work(OneStageConfig(network.anchor), vocabulary, length)
-        first = alone.token + alone.output_mask
+    if network.stages == 2:
+        alone = forward_work(OneStageConfig(network.stacks[0]), vocabulary, length)
+        first = alone.token + alone.output
         last -= first
-    return length * (passes * last + anchor_passes * first + work.output_mask + work.logits)
+    return length * (passes * last + anchor_passes * first + work.output + work.logits)
 
 
 @torch.no_grad()

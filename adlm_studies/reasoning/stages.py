@@ -21,12 +21,10 @@ from adlm.data.table import DataConfig
 from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.models.hub import BOX, find_model, find_transformers_model
 from adlm.models.io import CONFIG, WEIGHTS, read_config
-from adlm.models.language_model import NetworkConfig
-from adlm.models.one_stage import OneStageConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
@@ -177,7 +175,7 @@ def curriculum_stages(curriculum: Curriculum, out: Path) -> list[CurriculumStage
         last = number == method.stages - 1
         folder = out if last else out / STAGES / str(number)
         fed = method.thoughts(number) if method.fed else 0
-        gamma = curriculum.gamma if isinstance(curriculum.network, TwoStageConfig) else 0.0
+        gamma = curriculum.gamma if curriculum.network.stages == 2 else 0.0
         objective = ThoughtCrossEntropy(fed, curriculum.anchor_weight, gamma, curriculum.rule)
         name = f"{curriculum.task.name}-{method.name}-{number}"
         run = run_on(curriculum.data(number), name, curriculum, objective, start, count)
@@ -285,9 +283,9 @@ def starting_model(name: str, size: str | StackConfig = "nano") -> StartingModel
     if _is_of_transformers(folder):
         return StartingModel(TransformersCausalConfig(architecture_of(folder)), None, Pretrained(name), name)
     network = read_config(find_model(name, revision=None, asked=asked), asked).network
-    kind = "adlm" if isinstance(network, TwoStageConfig) else "mdlm"
+    kind = "adlm" if network.stages == 2 else "mdlm"
     return StartingModel(
-        network, None if _is_causal(network) else _fresh(kind, "nano")[1], FinetuneWithNewTokens(name), name
+        network, None if network.causal else _fresh(kind, "nano")[1], FinetuneWithNewTokens(name), name
     )
 
 
@@ -308,12 +306,6 @@ def _is_of_transformers(folder: Path) -> bool:
         return "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
-
-
-def _is_causal(network: NetworkConfig) -> bool:
-    if isinstance(network, OneStageConfig | TwoStageConfig):
-        return (network.stack if isinstance(network, OneStageConfig) else network.anchor).causal
-    return True  # of transformers
 
 
 # (stage, its number, number of stages) -> the callbacks while the stage is trained.

@@ -14,7 +14,7 @@ from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import train_bpe, train_words
 from adlm.errors import ConfigError, DataError, ModelError, OutOfRange, UnknownName
 from adlm.models.io import ModelConfig, load_model, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
