@@ -234,28 +234,39 @@ def tiny(folder, *changes):
     return ["train", "demo-adlm", "--out", str(folder), *(word for each in small for word in ("--set", each))]
 
 
-def command(*words):
-    """`adlm` in a process of its own, which knows nothing of what was imported here."""
-    result = subprocess.run([sys.executable, "-m", "adlm", *words], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def forget(monkeypatch):
+    """A new process would know nothing of what was imported here."""
+    sys.modules.pop("own_objectives", None)
+    monkeypatch.setitem(
+        registry._MEMBERS, "objective", {k: v for k, v in registry._MEMBERS["objective"].items() if k != "heavier"}
+    )
+    monkeypatch.setattr(registry, "_imported", [])
+    monkeypatch.setattr(registry, "_stored", [])
+    with pytest.raises(UnknownName):
+        registry.find("objective", "Heavier")
+
+
+SCORE = ["evaluate", "perplexity", "run", "stories:300", "--rows", "4", "--draws", "1", "--out", "result.json"]
 
 
 def test_an_objective_of_ones_own_is_trained_resumed_and_evaluated(workspace, monkeypatch):
     monkeypatch.setenv("ADLM_CACHE", str(workspace / "cache"))
     (workspace / "own_objectives.py").write_text(MODULE.format(name="Heavier"))
-    command("--import", "own_objectives", *tiny("run", "objective=heavier"))
+    assert main(["--import", "own_objectives", *tiny("run", "objective=heavier")]) == 0
     stored = json.loads((workspace / "run" / "config.json").read_text())["run"]
     assert stored["imports"] == ["own_objectives"]
     assert stored["objective"]["kind"] == "Heavier"
     # Without --import from here on.
-    command("train", "run", "--set", "train.steps=3", "--allow-change")
-    command("evaluate", "perplexity", "run", "stories:300", "--rows", "4", "--draws", "1", "--out", "result.json")
+    forget(monkeypatch)
+    assert main(["train", "run", "--set", "train.steps=3", "--allow-change"]) == 0
+    forget(monkeypatch)
+    assert main(SCORE) == 0
     assert json.loads((workspace / "result.json").read_text())["figures"]
+    assert registry.find("objective", "Heavier")
 
 
 def test_a_degraded_bound_is_trained_and_evaluated(workspace, monkeypatch):
     monkeypatch.setenv("ADLM_CACHE", str(workspace / "cache"))
-    command(*tiny("run", "objective=DegradedAnelbo"))
-    command("evaluate", "perplexity", "run", "stories:300", "--rows", "4", "--draws", "1", "--out", "result.json")
+    assert main(tiny("run", "objective=DegradedAnelbo")) == 0
+    assert main(SCORE) == 0
     assert json.loads((workspace / "result.json").read_text())["figures"]

@@ -136,7 +136,7 @@ def check_counts(**counts: int | None) -> None:
 def own_objective(model: TextModel) -> Objective:
     """SEDD and D3PM have bounds of their own; of others the exact likelihood, or the bound of least variance."""
     run = model.config.run or {}
-    if "objective" in run:
+    if "objective" in run and not model.network.causal:
         trained = from_json(Objective, run["objective"], where="config.run.objective")  # type: ignore[type-abstract]
         if not isinstance(trained, CrossEntropy | Nelbo):
             return trained
