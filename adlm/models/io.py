@@ -103,6 +103,15 @@ def config_json(config: ModelConfig, roles: Roles) -> dict[str, Any]:
     return {"format": FORMAT, **fields, **to_json(config)}
 
 
+def is_model(folder: Path) -> bool:
+    """Whether a folder says that it is a model of this package, whole or not."""
+    try:
+        data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and {"format", "network"} <= own_fields(data).keys()
+
+
 def load_model(folder: Path, *, asked: str = "") -> tuple[LanguageModel, ModelConfig, Tokenizer]:
     """Read a model folder, strictly: every file, every key, every shape. Weights of 16 or 64 bits become float32.
 

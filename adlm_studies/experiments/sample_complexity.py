@@ -96,7 +96,10 @@ class TrainOnProcess(StudyWork):
         run, process = self.run, self.run.data
         if not isinstance(process, AnchoredProcess):
             raise ConfigError(
-                "asked how many samples per run needs", f"{type(process).__name__} as data", "use an AnchoredProcess"
+                "asked how many samples per run needs",
+                f"{type(process).__name__} as data",
+                "use an AnchoredProcess",
+                subject="data",
             )
         same = same_run(context.folder, run)
         resume: Literal["auto", "never"] = "auto" if same else "never"

@@ -77,7 +77,9 @@ class TimeTraining(StudyWork):
     def execute(self, context: StepContext) -> dict[str, Any]:
         first = next(iter(self.runs.values()))
         if any(run.data != first.data for run in self.runs.values()):
-            raise ConfigError("asked to time runs in turn", "they read different data", "give runs of one corpus")
+            raise ConfigError(
+                "asked to time runs in turn", "they read different data", "give runs of one corpus", subject="runs"
+            )
         device = device_for("auto")
         data = first.data.prepare(cache=context.cache, verify=False)
         vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
@@ -129,7 +131,7 @@ def stepper(run: Run, vocabulary: Vocabulary, rows: int, device: torch.device) -
 
 
 def step_work(run: Run, vocabulary: Vocabulary) -> int:
-    """Floating-point operations of a step, of a naive one too."""
+    """Floating-point operations of a step, of a reference one too."""
     known = summary(run, vocabulary=vocabulary)
     if not isinstance(run.objective, ReferenceAnelbo):
         return known.work
@@ -199,14 +201,18 @@ class TimeSampling(StudyWork):
             return [
                 _Method(name, "left to right", length, _by(fast)),
                 _Method(
-                    name, "left to right", length, lambda m, c, n: reference_left_to_right(m, c, noise=n), naive=True
+                    name,
+                    "left to right",
+                    length,
+                    lambda m, c, n: reference_left_to_right(m, c, noise=n),
+                    reference=True,
                 ),
             ]
         found = []
         for steps in self.steps:
             found += [
                 _Method(name, "ancestral", steps, _by(Ancestral(steps=steps))),
-                _Method(name, "ancestral", steps, _naive(steps), naive=True),
+                _Method(name, "ancestral", steps, _by_reference(steps), reference=True),
             ]
         found.append(_Method(name, "first hitting", model.config.packing.length, _by(FirstHitting())))
         if isinstance(model.config.network, TwoStageConfig):
@@ -228,7 +234,7 @@ class _Method(NamedTuple):
     steps: int
     write: Write
     stale: int = 1
-    naive: bool = False
+    reference: bool = False
 
     def labels(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if name != "write"}
@@ -238,7 +244,7 @@ def _by(sampler: Sampler) -> Write:
     return lambda model, canvas, noise: sampler.sample(model, canvas, noise=noise)
 
 
-def _naive(steps: int) -> Write:
+def _by_reference(steps: int) -> Write:
     return lambda model, canvas, noise: reference_ancestral(model, canvas, steps=steps, noise=noise)
 
 
@@ -248,7 +254,7 @@ def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], te
     count = texts * len(samples)
     calls = sum(sample.row_calls for sample in samples) / count
     anchor_calls = sum(sample.anchor_row_calls for sample in samples) / count
-    if method.naive:
+    if method.reference:
         work = calls * reference_pass_work(network, vocabulary, length)
     else:
         cached = method.sampler == "left to right"

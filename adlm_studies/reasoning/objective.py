@@ -38,7 +38,12 @@ class ThoughtCrossEntropy(Objective):
     def __post_init__(self) -> None:
         if self.fed < 0 or not min(self.anchor_weight, self.gamma) >= 0:
             found = f"fed={self.fed}, anchor_weight={self.anchor_weight}, gamma={self.gamma}"
-            raise ConfigError("asked to train with thoughts", found, "give 0 or more of each")
+            raise ConfigError(
+                "asked to train with thoughts",
+                found,
+                "give 0 or more of each",
+                subject=", ".join(name for name in ("fed", "anchor_weight", "gamma") if not getattr(self, name) >= 0),
+            )
 
     @property
     def trains_anchor(self) -> bool:
@@ -72,7 +77,7 @@ class ThoughtCrossEntropy(Objective):
         """The first stage's cross-entropy at the anchors among what is written, summed."""
         if anchor is None or model.anchor_head is None:
             asked = f"asked to train the first stage of {type(model).__name__}"
-            raise ConfigError(asked, "it has one stage", "set gamma=0, or use a two-stage model")
+            raise ConfigError(asked, "it has one stage", "set gamma=0, or use a two-stage model", subject="gamma")
         chosen = self.rule.mark(batch) & batch.scored
         tokens = batch.tokens[chosen]
         weight = torch.ones_like(tokens, dtype=torch.float32)
@@ -85,6 +90,7 @@ class ThoughtCrossEntropy(Objective):
                 f"asked {type(model).__name__} to reason left to right",
                 "it sees both sides",
                 "use a causal stack (base ar or a2r), or a diffusion model with its own rows (base adlm or mdlm)",
+                subject="network",
             )
         if not self.fed:
             return model.features(batch.tokens, segments=batch.segments, output_mask=output_mask)
@@ -97,11 +103,11 @@ def first_thought_column(batch: Batch, count: int) -> int:
     asked = f"asked for {count} thoughts in rows of {batch.tokens.shape[1]} tokens"
     fix = "read rows of adlm_studies.reasoning.data.ReasoningData, of the same stage"
     if batch.frozen is None or not bool(batch.frozen.any()):
-        raise DataError(asked, "nothing of them is given", fix)
+        raise DataError(asked, "nothing of them is given", fix, subject="frozen")
     last = batch.frozen.shape[1] - 1 - batch.frozen.flip(-1).long().argmax(-1)
     first = int(last[0]) - count
     if bool((last != last[0]).any()) or first < 1:
-        raise DataError(asked, "what is given ends at other columns, or is shorter", fix)
+        raise DataError(asked, "what is given ends at other columns, or is shorter", fix, subject="columns")
     return first
 
 

@@ -65,7 +65,7 @@ class Epochs:
 
     def __post_init__(self) -> None:
         if min(self.first, self.each, self.total) < 1:
-            raise ConfigError(f"asked for {self}", "fewer than 1 epoch", "give 1 or more of each")
+            raise OutOfRange("epochs", (self.first, self.each, self.total), "1 or more each")
 
     def of(self, stages: int) -> list[int]:
         """Epochs of each of so many stages."""
@@ -194,13 +194,23 @@ def diffusion_stage(curriculum: Curriculum, out: Path, objective: Objective) -> 
     method, task = curriculum.method, curriculum.task
     if not isinstance(method, Anchored | Chain):
         found = "a diffusion model writes anchors and steps, or steps alone"
-        raise ConfigError(f"asked for {method.name} with a diffusion model", found, "use the method anchored or chain")
+        raise ConfigError(
+            f"asked for {method.name} with a diffusion model",
+            found,
+            "use the method anchored or chain",
+            subject="method",
+        )
     if curriculum.longest:
-        raise ConfigError("asked for --longest with a diffusion model", "it has room for all problems", "leave it out")
+        raise ConfigError(
+            "--longest does not apply to a diffusion model, which has room for all problems", subject="longest"
+        )
     if curriculum.anchor_weight != 1:
         found = "anchors are tokens like all others there"
         raise ConfigError(
-            f"asked for anchor_weight={curriculum.anchor_weight} with a diffusion model", found, "leave it out"
+            f"asked for anchor_weight={curriculum.anchor_weight} with a diffusion model",
+            found,
+            "leave it out",
+            subject="anchor_weight",
         )
     if isinstance(objective, Anelbo):
         objective = replace(objective, gamma=curriculum.gamma, rule=curriculum.rule)
@@ -227,7 +237,10 @@ def run_on(data: DataConfig, name: str, curriculum: Curriculum, objective: Objec
     if (fraction := unknown_fraction(table, prepared.tokenizer)) > _MOST_UNKNOWN:
         found = f"{fraction:.0%} of the tokens are words that the tokenizer has not"
         raise DataError(
-            f"asked to train on {table.name}", found, "begin with fresh weights, or with a model of this task"
+            f"asked to train on {table.name}",
+            found,
+            "begin with fresh weights, or with a model of this task",
+            subject="tokenizer",
         )
     rows = min(curriculum.batch_size, len(table))
     an_epoch = len(table) / rows
@@ -325,7 +338,7 @@ def train_in_stages(
         curves: draw the last run as a picture at its end.
     """
     if not stages:
-        raise ConfigError("asked to train in stages", "there are none", "give one or more")
+        raise ConfigError("a curriculum needs at least one stage", subject="stages")
     for number, stage in enumerate(stages):
         if stage.finished:
             continue

@@ -46,6 +46,7 @@ def record_generation(
             f"asked for a recording of {frames} frames with {predictions} predictions",
             "too few to show anything",
             "take 2 frames or more, and 0 predictions or more",
+            subject="frames" if frames < 2 else "predictions",
         )
     watched = _Watched(model.tokenizer.mask_id)
     model.generate(prompt, sampler=sampler, seed=seed, watch=watched, **options)  # type: ignore[arg-type]
