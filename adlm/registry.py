@@ -22,6 +22,7 @@ from typing import Any, TypeVar, overload
 from adlm.errors import ConfigError, UnknownName
 
 T = TypeVar("T")
+PLUGINS = "adlm.plugins"  # the group of entry points
 
 
 def _in(module: str, *names: str) -> dict[str, str]:
@@ -126,9 +127,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.samplers.ordered", "Ordered"),
         **_in("adlm.samplers.blocks", "Blocks"),
     },
-    "schedule": _in(
-        "adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"
-    ),
+    "schedule": _in("adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"),
     "times": _in("adlm.diffusion.times", "LowDiscrepancyTimes", "Antithetic", "Independent"),
 }
 # Other spellings, and the kinds of version 0.1: its saved models, runs and configurations still load.
@@ -325,7 +324,7 @@ def _search_working_folder() -> None:
 
 @cache
 def _load_plugins() -> None:
-    for entry in entry_points(group="adlm.plugins"):
+    for entry in entry_points(group=PLUGINS):
         try:
             entry.load()
         except Exception as error:
