@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,18 @@ def test_a_trained_model_is_measured_with_an_interval_and_a_figure_for_each_prob
     assert f"arithmetic test ({result.data['origin']})" in shown
     assert main(["reason", "evaluate", run, "--out", str(tmp_path)]) == 2
     assert "it is a folder" in capsys.readouterr().err
+
+
+def test_a_run_is_scored_and_trained_again_by_the_commands_for_any_run(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ADLM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "test.txt").write_text("3 + 4 = 7\n\n5 - 2 = 3\n\n" * 4)
+    out = tmp_path / "result.json"
+    assert main(["evaluate", "perplexity", run, str(tmp_path / "test.txt"), "--out", str(out), "--device", "cpu"]) == 0
+    assert read_result(out).figures["nats_per_token"].value > 0
+    assert main(["train", f"{run}/config.json", "--out", str(tmp_path / "again"), "--device", "cpu"]) == 0
+    assert main(["train", str(tmp_path / "again"), "--device", "cpu"]) == 0
+    first, again = (json.loads((Path(folder) / "config.json").read_text()) for folder in (run, tmp_path / "again"))
+    assert first == again
 
 
 def test_a_problem_is_shown_with_what_its_thought_predicted_and_a_verdict(run, capsys):
