@@ -61,7 +61,8 @@ def main() -> None:
 
 NOTES = """
 A small model of small stories: it shows how anchored diffusion writes and fills in, and is fit for nothing else. It was
-trained on a CPU by the recipe `box-adlm`, its matched baseline by `box-mdlm-same-cost`, on the same stories in the same order.
+trained on a CPU by the recipe `box-adlm`, its matched baseline by `box-mdlm-same-cost`, on the same
+stories in the same order.
 """
 
 

@@ -5,6 +5,7 @@ outcomes = run_study(study, Path("runs/anchoring"))
 write_study(study, Path("runs/anchoring"), outcomes, ["adlm", "experiment", "anchoring"])
 """
 
+from adlm_studies import registration  # noqa: F401 # its classes can be stored
 from adlm_studies.experiments.named import STUDIES, find_study
 from adlm_studies.experiments.output import PlannedStep, plan_study, write_study
 from adlm_studies.experiments.study import (

@@ -1,5 +1,6 @@
 """Models that answer questions in steps: tasks, methods (ACoT, Coconut and others), training in stages, evaluation."""
 
+from adlm_studies import registration  # noqa: F401 # its classes can be stored
 from adlm_studies.reasoning.answers import Accuracy, accuracy
 from adlm_studies.reasoning.data import ReasoningData
 from adlm_studies.reasoning.diffusion import AnchorsFirst, DiffusionReasoningData
