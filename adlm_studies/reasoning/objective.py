@@ -3,7 +3,7 @@
 Published: ACoT (arXiv 2505.18456), with thoughts that are fed forward as in Coconut (arXiv 2412.06769).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -64,7 +64,8 @@ class ThoughtCrossEntropy(Objective):
 
     @torch.no_grad()
     def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
-        hidden = self._read(model, batch, batch.scored).final
+        fed = self if batch.frozen is not None else replace(self, fed=0)  # plain text has no thoughts
+        hidden = fed._read(model, batch, batch.scored).final
         return table(_cost(model, hidden, batch.tokens[batch.scored]).each, batch.scored)
 
     def _told(self, batch: Batch) -> Tensor:
