@@ -9,7 +9,6 @@ type: samplers, filters and data sets have them.
 
 import importlib
 import importlib.util
-import os
 import re
 import sys
 import warnings
@@ -41,9 +40,9 @@ _BASES = {
     "hand_over": "adlm.models.hand_over:HandOver",
     "init": "adlm.train.init:Init",
     "lr_schedule": "adlm.train.lr_schedules:LRSchedule",
-    "network": "adlm.models.language_model:NetworkConfig",
+    "network": "adlm.models.network:NetworkConfig",
     "objective": "adlm.objectives.objective:Objective",
-    "optimizer": "adlm.train.optimizer:OptimizerConfig",
+    "optimizer": "adlm.train.optimizers:OptimizerConfig",
     "order": "adlm.samplers.orders:Order",
     "pace": "adlm.samplers.paces:Pace",
     "packing": "adlm.data.packing:Packing",
@@ -61,7 +60,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
     },
     "corruption": {
         **_in("adlm.diffusion.corruption", "UniformMasking", "CountMasking", "AnchoredMasking"),
-        **_in("adlm.evaluate.hole_lengths", "ContextMasking"),
+        **_in("adlm.samplers.hole_lengths", "ContextMasking"),
     },
     "data": {
         **_in("adlm.data.config", "Corpus"),
@@ -96,7 +95,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.objectives.score_entropy", "ScoreEntropy"),
         **_in("adlm.objectives.degraded", "DegradedAnelbo"),
     },
-    "optimizer": _in("adlm.train.optimizer", "AdamW", "Muon"),
+    "optimizer": _in("adlm.train.optimizers", "AdamW", "Muon"),
     "order": _in("adlm.samplers.orders", "Confidence", "Margin", "LeastEntropy", "AnchorConfidence", "AnyOrder"),
     "pace": _in("adlm.samplers.paces", "PerStep", "InSteps", "Above", "EntropyBound"),
     "packing": _in("adlm.data.packing", "Wrapped", "Padded"),
@@ -127,9 +126,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.samplers.ordered", "Ordered"),
         **_in("adlm.samplers.blocks", "Blocks"),
     },
-    "schedule": _in(
-        "adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"
-    ),
+    "schedule": _in("adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"),
     "times": _in("adlm.diffusion.times", "LowDiscrepancyTimes", "Antithetic", "Independent"),
 }
 # Other spellings, and the kinds of version 0.1: its saved models, runs and configurations still load.
@@ -319,8 +316,8 @@ def _import(module: str, asked: str = "") -> None:
 
 def _search_working_folder() -> None:
     """Put the working folder at the end of the path, where it stays: a module may import its neighbours later."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    if (folder := str(Path.cwd())) not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
     importlib.invalidate_caches()
 
 
