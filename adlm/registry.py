@@ -22,6 +22,7 @@ from typing import Any, TypeVar, overload
 from adlm.errors import ConfigError, UnknownName
 
 T = TypeVar("T")
+PLUGINS = "adlm.plugins"  # the group of entry points
 
 
 def _in(module: str, *names: str) -> dict[str, str]:
@@ -60,7 +61,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
     },
     "corruption": {
         **_in("adlm.diffusion.corruption", "UniformMasking", "CountMasking", "AnchoredMasking"),
-        **_in("adlm.evaluate.hole_lengths", "ContextMasking"),
+        **_in("adlm.samplers.hole_lengths", "ContextMasking"),
     },
     "data": {
         **_in("adlm.data.config", "Corpus"),
@@ -323,7 +324,7 @@ def _search_working_folder() -> None:
 
 @cache
 def _load_plugins() -> None:
-    for entry in entry_points(group="adlm.plugins"):
+    for entry in entry_points(group=PLUGINS):
         try:
             entry.load()
         except Exception as error:

@@ -13,7 +13,11 @@ from typing import NamedTuple
 import torch
 
 from adlm.anchors.rules import AnchorRule, NoToken, RandomFraction, RareInSequence
-from adlm.data.config import AnchoredProcess, Corpus, DataConfig, Prompts, Synthetic
+from adlm.data.anchored_process import AnchoredProcess
+from adlm.data.config import Corpus
+from adlm.data.prompts import Prompts
+from adlm.data.synthetic import Synthetic
+from adlm.data.table import DataConfig
 from adlm.data.tokenizer import load_tokenizer
 from adlm.distributed import bf16_is_fast
 from adlm.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from adlm.data.config import DataConfig
+from adlm.data.table import DataConfig
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.language_model import LanguageModel

@@ -8,9 +8,11 @@ import torch
 from adlm.anchors.rules import EveryToken, NoToken, RandomFraction, RareInSequence
 from adlm.config import with_changes
 from adlm.data.catalog import open_source
-from adlm.data.config import Corpus, Prompts, Synthetic
+from adlm.data.config import Corpus
 from adlm.data.packing import NOTHING, Encoded, Padded, Wrapped
+from adlm.data.prompts import Prompts
 from adlm.data.stories import Stories
+from adlm.data.synthetic import Synthetic
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe, train_words
 from adlm.errors import ConfigError
 from adlm.models.costs import activation_bytes, forward_work, training_work

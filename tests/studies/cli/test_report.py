@@ -10,8 +10,8 @@ import pytest
 
 from adlm.cli import main
 from adlm.config import to_json
-from adlm.data.config import Synthetic
 from adlm.data.packing import Padded
+from adlm.data.synthetic import Synthetic
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError
 from adlm.models.io import ModelConfig
