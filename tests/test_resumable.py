@@ -15,7 +15,7 @@ from adlm.errors import ModelError
 from adlm.evaluate.documents import document_rows
 from adlm.evaluate.likelihoods import score_items
 from adlm.evaluate.measurement import Measurement
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.likelihood import ESTIMATORS

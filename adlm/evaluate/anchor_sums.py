@@ -23,8 +23,9 @@ from adlm.data.tokenizer import Tokenizer
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError, DataError, ModelError, OutOfRange
 from adlm.evaluate.anchor_trials import TRIALS, Trials
-from adlm.models.language_model import Head, LanguageModel, sigma_at
-from adlm.models.two_stage import TwoStage
+from adlm.models.embedding import Head
+from adlm.models.language_model import LanguageModel, sigma_at
+from adlm.models.two_stage import TwoStage, as_two_stage
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.randomness import Noise
 from adlm.types import Batch
@@ -109,12 +110,14 @@ def _word_kind(text: str) -> int:
 
 def check_anchored(model: LanguageModel) -> TwoStage:
     """The model, if it has two stages and masks."""
-    fix = "name an anchored diffusion model"
-    if not isinstance(model, TwoStage):
-        raise ConfigError("the model has one stage and no anchors", fix=fix, subject="model")
+    anchored = as_two_stage(model, "what its anchors do")
     if model.causal:
-        raise ConfigError("the model writes left to right: nothing is ever masked", fix=fix, subject="model")
-    return model
+        raise ConfigError(
+            "the model writes left to right: nothing is ever masked",
+            fix="name an anchored diffusion model",
+            subject="model",
+        )
+    return anchored
 
 
 class AnchorNumbers:
@@ -182,7 +185,7 @@ class AnchorNumbers:
         rates = torch.full((len(batch.tokens),), level, device=batch.tokens.device)
         mask_id = self.model.vocabulary.mask_id
         _, x_t, t, masked, _, _ = CountMasking().at(rates, batch, mask_id, self._noise(level))
-        return x_t, masked, t if self.model.timed else None
+        return x_t, masked, t if self.model.time_conditioned else None
 
     def _sampled_stage(self, number: int) -> tuple[Tensor, Tensor]:
         """Residual and anchor features [N, D] of the first stage at masked tokens of the first rows, for their mean."""

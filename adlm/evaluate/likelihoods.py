@@ -20,7 +20,6 @@ from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.statistics import paired, ratio
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.likelihood import AGREEING, draws_of, estimator, exp, row_scorer
-from adlm.objectives.nelbo import Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.text_model import TextModel
 
@@ -196,8 +195,7 @@ def own_objective(model: TextModel) -> Objective:
     run = model.config.run or {}
     if "objective" in run:
         trained = from_json(Objective, run["objective"], where="config.run.objective")  # type: ignore[type-abstract]
-        if not isinstance(trained, CrossEntropy | Nelbo):
-            return trained
+        return trained.for_validation()
     return estimator("exact" if model.network.causal else "counts", model.network)
 
 

@@ -15,7 +15,7 @@ from adlm.evaluate.mauve import mauve
 from adlm.evaluate.result import read_result
 from adlm.evaluate.texts import draw_references
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel

@@ -13,7 +13,7 @@ from adlm.data.prompts import Prompts
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
 from adlm.errors import ConfigError, DataError, UnknownName
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.likelihood import table_perplexity

@@ -16,7 +16,7 @@ from adlm.errors import ConfigError, DataError, MissingExtra, ModelError, OutOfR
 from adlm.evaluate.judge import LeftToRightJudge, TransformersJudge, judge_texts, open_judge
 from adlm.evaluate.measurement import Measurement
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel

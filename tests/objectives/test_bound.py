@@ -9,7 +9,7 @@ from adlm.diffusion.corruption import AnchoredMasking, CountMasking, UniformMask
 from adlm.diffusion.schedule import Cosine, LogLinear
 from adlm.diffusion.times import Independent
 from adlm.errors import ConfigError
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.bound import enumerated_nats, mean_of, position_nats

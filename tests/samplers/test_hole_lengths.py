@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adlm.errors import ConfigError
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise

@@ -7,7 +7,7 @@ from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import train_words
 from adlm.evaluate.result import read_result
 from adlm.models.io import ModelConfig, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 
@@ -24,7 +24,7 @@ def small(stack: str) -> list[str]:
 def no_curves():
     """They take longer to draw than the models to train."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adlm.train.trainer.draw_curves", lambda *_, **__: None)
+        patch.setattr("adlm.train.curves.draw_curves", lambda *_, **__: None)
         yield
 
 

@@ -15,7 +15,7 @@ from adlm.data.tokenizer import train_bpe
 from adlm.errors import DataError, ModelError, OutOfRange, UnknownName
 from adlm.evaluate.result import read_result
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel

@@ -9,7 +9,9 @@ from adlm.config import from_json, to_json
 from adlm.data.loader import read_rows
 from adlm.data.table import DataConfig
 from adlm.errors import ConfigError, DataError, OutOfRange
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.models.fed import fed_features
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise
@@ -75,7 +77,7 @@ def one_by_one(model, row, limit):
     given, written = tokens.shape[1], []
     while len(written) < limit and END not in written:
         padded = torch.cat([tokens, torch.zeros(1, 1, dtype=torch.long)], 1)
-        final = model.fed_features(padded, given - 3, 2).final
+        final = fed_features(model, padded, given - 3, 2).final
         thoughts = model.logits(final[0, given - 2 : given])
         written.append(int(model.logits(final[0, -1:]).argmax()))
         tokens = torch.cat([tokens, torch.tensor([[written[-1]]])], 1)
