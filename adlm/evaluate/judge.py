@@ -365,7 +365,7 @@ def _from_transformers(name: str, gguf: Path | None, length: int | None, begin: 
 
 
 def _split_as_the_file_says(backend: tokenizers.Tokenizer, path: Path) -> None:
-    """transformers splits all BPE texts as GPT-2 does, whatever rules a GGUF file names. SmolLM's parts digits first."""
+    """transformers splits all BPE texts as GPT-2 does, whatever rules a file names. SmolLM's parts digits first."""
     fields = importlib.import_module("gguf").GGUFReader(path).fields
     kind, rules = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("model", "pre"))
     if kind == "gpt2" and rules == "smollm":
