@@ -22,6 +22,7 @@ from typing import Any, TypeVar, overload
 from adlm.errors import ConfigError, UnknownName
 
 T = TypeVar("T")
+PLUGINS = "adlm.plugins"  # the group of entry points
 
 
 def _in(module: str, *names: str) -> dict[str, str]:
@@ -40,9 +41,9 @@ _BASES = {
     "hand_over": "adlm.models.hand_over:HandOver",
     "init": "adlm.train.init:Init",
     "lr_schedule": "adlm.train.lr_schedules:LRSchedule",
-    "network": "adlm.models.language_model:NetworkConfig",
+    "network": "adlm.models.network:NetworkConfig",
     "objective": "adlm.objectives.objective:Objective",
-    "optimizer": "adlm.train.optimizer:OptimizerConfig",
+    "optimizer": "adlm.train.optimizers:OptimizerConfig",
     "order": "adlm.samplers.orders:Order",
     "pace": "adlm.samplers.paces:Pace",
     "packing": "adlm.data.packing:Packing",
@@ -60,7 +61,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
     },
     "corruption": {
         **_in("adlm.diffusion.corruption", "UniformMasking", "CountMasking", "AnchoredMasking"),
-        **_in("adlm.evaluate.hole_lengths", "ContextMasking"),
+        **_in("adlm.samplers.hole_lengths", "ContextMasking"),
     },
     "data": {
         **_in("adlm.data.config", "Corpus"),
@@ -95,7 +96,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.objectives.score_entropy", "ScoreEntropy"),
         **_in("adlm.objectives.degraded", "DegradedAnelbo"),
     },
-    "optimizer": _in("adlm.train.optimizer", "AdamW", "Muon"),
+    "optimizer": _in("adlm.train.optimizers", "AdamW", "Muon"),
     "order": _in("adlm.samplers.orders", "Confidence", "Margin", "LeastEntropy", "AnchorConfidence", "AnyOrder"),
     "pace": _in("adlm.samplers.paces", "PerStep", "InSteps", "Above", "EntropyBound"),
     "packing": _in("adlm.data.packing", "Wrapped", "Padded"),
@@ -126,9 +127,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.samplers.ordered", "Ordered"),
         **_in("adlm.samplers.blocks", "Blocks"),
     },
-    "schedule": _in(
-        "adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"
-    ),
+    "schedule": _in("adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"),
     "times": _in("adlm.diffusion.times", "LowDiscrepancyTimes", "Antithetic", "Independent"),
 }
 # Other spellings, and the kinds of version 0.1: its saved models, runs and configurations still load.
@@ -325,7 +324,7 @@ def _search_working_folder() -> None:
 
 @cache
 def _load_plugins() -> None:
-    for entry in entry_points(group="adlm.plugins"):
+    for entry in entry_points(group=PLUGINS):
         try:
             entry.load()
         except Exception as error:

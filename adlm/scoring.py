@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
-from adlm.evaluate.bound import mean_of, position_nats
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.bound import mean_of, position_nats
 from adlm.randomness import Noise
 from adlm.text_rows import RowFormat
 from adlm.types import Batch, Estimate

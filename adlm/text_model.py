@@ -12,7 +12,6 @@ from huggingface_hub import HfApi, ModelCard, ModelHubMixin
 from adlm import registry
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, OutOfRange
-from adlm.evaluate.hole_lengths import context_nats
 from adlm.models.card import CARD, Facts, card_text
 from adlm.models.hub import explained, find_model, has_edited_card
 from adlm.models.io import ModelConfig, load_model, save_model
@@ -21,6 +20,7 @@ from adlm.randomness import Noise
 from adlm.samplers.blocks import Blocks
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Wording
+from adlm.samplers.hole_lengths import context_nats
 from adlm.samplers.holes import Template
 from adlm.samplers.named import canonical, names_one, sampler_for
 from adlm.samplers.network import Network

@@ -13,13 +13,13 @@ from adlm.data.documents import DocumentRule, Lines
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.hand_over import Continued
-from adlm.models.language_model import NetworkConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import Objective
-from adlm.train.optimizer import AdamW
+from adlm.train.optimizers import AdamW
 from adlm.train.run import TrainConfig
 from tests.errors import raises
 

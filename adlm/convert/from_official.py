@@ -32,7 +32,8 @@ from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -19,7 +19,7 @@ from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import Tokenizer, load_tokenizer
 from adlm.errors import ConfigError, ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.transformers_causal import TransformersCausal, TransformersCausalConfig, architecture_of, fill_from
 
 LONGEST = 1024  # of rows, where the model could read more and nobody says
@@ -40,12 +40,11 @@ def from_transformers(folder: Path, options: Options = Options()) -> Converted: 
         found = f"rows of {length:,} tokens for a model of {positions:,}"
         raise ModelError(asked, found, "give a smaller --length", subject="length")
     try:
-        config = ModelConfig(TransformersCausalConfig(architecture_of(folder)), vocabulary, Wrapped(length))
-        model = config.build()
+        network = TransformersCausalConfig(architecture_of(folder))
+        config, model = ModelConfig(network, vocabulary, Wrapped(length)), network.build(vocabulary)
     except ConfigError as error:
         found = ": ".join(filter(None, (error.asked.removeprefix("asked "), error.found)))
         raise ModelError(asked, found, error.fix, subject=error.subject) from error
-    assert isinstance(model, TransformersCausal)
     _check_keys(model, shapes, asked)
     unused = _unused(model, shapes, tokenizer, asked)
     fill_from(model, folder, tokenizer.backend.get_vocab(with_added_tokens=True), asked)

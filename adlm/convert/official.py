@@ -15,7 +15,8 @@ from torch import Tensor
 from adlm.config import to_json
 from adlm.errors import ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import LanguageModel, NetworkConfig
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
@@ -97,9 +98,7 @@ def current(key: str) -> str:
 
 def depths(network: NetworkConfig) -> dict[str, int] | None:
     """The layers of each official network; None if there is nothing official like it."""
-    if isinstance(network, TwoStageConfig):
-        return {"backbone": network.anchor.layers, "denoiser": network.denoiser_layers}
-    return {"backbone": network.stack.layers} if isinstance(network, OneStageConfig) else None
+    return dict(zip(("backbone", "denoiser"), network.layers, strict=False)) if network.stacks else None
 
 
 def to_official(model: LanguageModel, config: ModelConfig, *, asked: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -108,20 +107,17 @@ def to_official(model: LanguageModel, config: ModelConfig, *, asked: str) -> tup
     A causal model goes over as it is: what it reads before a row is the mask's embedding, where the official code has
     a begin token in the row.
     """
-    network, layers = config.network, depths(config.network) or {}
-    same: NetworkConfig
-    if isinstance(network, TwoStageConfig):
-        stack = network.anchor
-        same = TwoStageConfig(_official(stack), denoiser_layers=network.denoiser_layers)
-        fits = not stack.causal and stack.condition > 0
-    elif isinstance(network, OneStageConfig):
-        stack = network.stack
-        same = OneStageConfig(_official(stack))
-        fits = stack.causal == (stack.condition == 0)
-    else:
+    network, layers = config.network, depths(config.network)
+    if layers is None:
         raise ModelError(
             asked, f"a {type(network).__name__}", "the official code has ADLM, MDLM and AR only", subject="network"
         )
+    stack, *more = network.stacks
+    same: NetworkConfig = OneStageConfig(_official(stack))
+    fits = stack.causal == (stack.condition == 0)
+    if more:
+        same = TwoStageConfig(_official(stack), denoiser_layers=more[0].layers)
+        fits = fits and not stack.causal
     differing = [] if fits else [f"causal={stack.causal} with condition={stack.condition}"]
     differing += _differing(to_json(network), to_json(same))
     if differing:

@@ -19,7 +19,8 @@ from adlm.data.packing import Packing
 from adlm.data.tokenizer import Roles, Tokenizer, load_tokenizer
 from adlm.errors import AdlmError, ModelError
 from adlm.models.card import CARD, Facts, card_text, may_replace
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
 from adlm.models.transformers_files import config_fields, own_fields, write_files

@@ -30,7 +30,7 @@ class Analytic(OnGrid):
             blank = state.blank
             t, s = 1 - step / self.steps, 1 - (step + 1) / self.steps
             # A row that has not changed keeps the tokens it offers: whether they are taken does not depend on them.
-            new = blank & (changed if not state.network.timed else torch.ones_like(changed))[:, None]
+            new = blank & (changed if not state.network.time_conditioned else torch.ones_like(changed))[:, None]
             if bool(new.any()):
                 tokens[new], measured = state.predict(new, t, step, measure=_total_and_confidence)
                 measured = measured.to(total.dtype)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from adlm.models.cache import Cache
+from adlm.models.embedding import Head
 from adlm.models.hand_over import AnchorState
-from adlm.models.language_model import Head, Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.types import Features
 
 
@@ -29,7 +30,7 @@ class Network(Protocol):
     @property
     def causal(self) -> bool: ...
     @property
-    def timed(self) -> bool: ...
+    def time_conditioned(self) -> bool: ...
     @property
     def stages(self) -> int: ...
 
@@ -79,8 +80,8 @@ class NetworkWrapper:
         return self.network.causal
 
     @property
-    def timed(self) -> bool:
-        return self.network.timed
+    def time_conditioned(self) -> bool:
+        return self.network.time_conditioned
 
     @property
     def stages(self) -> int:

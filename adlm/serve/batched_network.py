@@ -78,4 +78,4 @@ class BatchedNetwork(NetworkWrapper):
         return self._ask(LogitsCall(anchor, self.vocabulary.size, anchor=True))
 
     def _times(self, t: Tensor | None) -> Tensor | None:
-        return t if self.timed else None
+        return t if self.time_conditioned else None

@@ -6,7 +6,6 @@ from statistics import median
 from typing import Any, ClassVar
 
 from adlm.models.hand_over import Logits
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
@@ -81,8 +80,7 @@ class Efficiency(Study):
         """The three models, ADLM that hands over logits as published, and reference implementations of both ADLMs."""
         runs = {arm: self._run(arm, 0) for arm in ARMS}
         anchored = runs[ADLM]
-        assert isinstance(anchored.network, TwoStageConfig)
-        published = replace(anchored, network=replace(anchored.network, hand_over=Logits()))
+        published = replace(anchored, network=anchored.network.variant(hand_over=Logits()))
         both = {ADLM: anchored} if published == anchored else {ADLM: anchored, LOGITS: published}
         return runs | both | {f"{name}{_REFERENCE}": _reference(run) for name, run in both.items()}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from adlm.data.loader import read_rows
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, OutOfRange
+from adlm.models.fed import read_fed
 from adlm.models.language_model import LanguageModel
 from adlm.types import Batch
 from adlm_studies.reasoning.data import ReasoningTable
@@ -114,7 +115,7 @@ def _write_some(
     cache = model.cache(rows, columns + limit, segments=given.segments)
     thoughts: list[tuple[tuple[ThoughtPrediction, ...], ...]] = [()] * rows
     if fed:
-        states = model.read_fed(given.tokens, first_thought_column(given, fed), fed, cache).final
+        states = read_fed(model, given.tokens, first_thought_column(given, fed), fed, cache).final
         thoughts = [top_predictions(model.logits(each), tokenizer, top) for each in states[:, :fed]]
         last = states[:, -1]
     else:

@@ -21,22 +21,22 @@ from adlm.data.table import DataConfig
 from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.models.hub import BOX, find_model, find_transformers_model
 from adlm.models.io import CONFIG, WEIGHTS, read_config
-from adlm.models.language_model import NetworkConfig
-from adlm.models.one_stage import OneStageConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
-from adlm.models.two_stage import TwoStageConfig
+from adlm.models.transformers_files import MODEL_TYPE
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
+from adlm.train.callbacks import Callback, PrintMessages
+from adlm.train.curves import DrawCurves
 from adlm.train.fit import fit
-from adlm.train.folder import same_run
 from adlm.train.init import Finetune, Init, Pretrained, RandomInit
 from adlm.train.lr_schedules import Constant, StableDecay
-from adlm.train.optimizer import AdamW, Muon
+from adlm.train.optimizers import AdamW, Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import BEST, Callbacks
+from adlm.train.run_folder import BEST, same_run
 from adlm_studies.reasoning.data import WORDS, ReasoningData, ReasoningTable, task_tokenizer, unknown_fraction
 from adlm_studies.reasoning.diffusion import DiffusionReasoningData
 from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, Implicit, Pause, ReasoningMethod, find_method
@@ -177,7 +177,7 @@ def curriculum_stages(curriculum: Curriculum, out: Path) -> list[CurriculumStage
         last = number == method.stages - 1
         folder = out if last else out / STAGES / str(number)
         fed = method.thoughts(number) if method.fed else 0
-        gamma = curriculum.gamma if isinstance(curriculum.network, TwoStageConfig) else 0.0
+        gamma = curriculum.gamma if curriculum.network.stages == 2 else 0.0
         objective = ThoughtCrossEntropy(fed, curriculum.anchor_weight, gamma, curriculum.rule)
         name = f"{curriculum.task.name}-{method.name}-{number}"
         run = run_on(curriculum.data(number), name, curriculum, objective, start, count)
@@ -285,9 +285,9 @@ def starting_model(name: str, size: str | StackConfig = "nano") -> StartingModel
     if _is_of_transformers(folder):
         return StartingModel(TransformersCausalConfig(architecture_of(folder)), None, Pretrained(name), name)
     network = read_config(find_model(name, revision=None, asked=asked), asked).network
-    kind = "adlm" if isinstance(network, TwoStageConfig) else "mdlm"
+    kind = "adlm" if network.stages == 2 else "mdlm"
     return StartingModel(
-        network, None if _is_causal(network) else _fresh(kind, "nano")[1], FinetuneWithNewTokens(name), name
+        network, None if network.causal else _fresh(kind, "nano")[1], FinetuneWithNewTokens(name), name
     )
 
 
@@ -303,26 +303,21 @@ def _fresh(kind: str, size: str | StackConfig) -> tuple[NetworkConfig, Objective
 
 
 def _is_of_transformers(folder: Path) -> bool:
-    """Its config.json says so; whatever else is wrong with it, the reader of our own says better."""
+    """By its config.json; anything wrong with that is reported by the reader of our own models."""
     try:
-        return "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, RecursionError):
+        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type", MODEL_TYPE)
+        return bool(kind != MODEL_TYPE)
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
-def _is_causal(network: NetworkConfig) -> bool:
-    if isinstance(network, OneStageConfig | TwoStageConfig):
-        return (network.stack if isinstance(network, OneStageConfig) else network.anchor).causal
-    return True  # of transformers
-
-
 # (stage, its number, number of stages) -> the callbacks while the stage is trained.
-StageCallbacks = Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]
+StageCallbacks = Callable[[CurriculumStage, int, int], AbstractContextManager[Callback]]
 
 
 @contextmanager
-def _no_callbacks(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
-    yield Callbacks()
+def _no_callbacks(stage: CurriculumStage, number: int, count: int) -> Iterator[Callback]:
+    yield PrintMessages()
 
 
 def train_in_stages(
@@ -342,6 +337,7 @@ def train_in_stages(
     for number, stage in enumerate(stages):
         if stage.finished:
             continue
-        with callbacks(stage, number, len(stages)) as (watch, say):
-            fit(stage.run, stage.folder, device=device, watch=watch, say=say, curves=curves and stage is stages[-1])
+        with callbacks(stage, number, len(stages)) as callback:
+            drawn = [DrawCurves()] if curves and stage is stages[-1] else []
+            fit(stage.run, stage.folder, device=device, callbacks=[callback, *drawn])
     return stages[-1].folder

@@ -151,7 +151,7 @@ class _Writer:
         tokens = state[None, start : start + size].to(device)
         fraction = (state == self.mask_id).float().mean().clamp(1e-3, 1.0)
         with network.inference_weights():
-            features = network.features(tokens, fraction[None].to(device) if network.timed else None)
+            features = network.features(tokens, fraction[None].to(device) if network.time_conditioned else None)
             positions = (blank - start).to(device)
             final = self._rankings(network.logits, features.final[0, positions])
             none: list[Ranking] = [()] * len(blank)

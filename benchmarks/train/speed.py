@@ -26,10 +26,8 @@ from torch import nn
 from adlm.data.loader import LoaderConfig
 from adlm.data.synthetic import Synthetic
 from adlm.models.costs import count_parameters, training_work
-from adlm.models.language_model import NetworkConfig, Vocabulary
-from adlm.models.one_stage import OneStageConfig
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.sizes import published
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.randomness import Noise
@@ -37,7 +35,7 @@ from adlm.recipes.matched import same_cost, same_parameters
 from adlm.train.fit import fit
 from adlm.train.lr_schedules import Constant
 from adlm.train.metrics import read_metrics
-from adlm.train.optimizer import AdamW
+from adlm.train.optimizers import AdamW
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 from benchmarks._record import record
 
@@ -46,11 +44,10 @@ VOCABULARY, LENGTH, ROWS = 8192, 256, 4
 
 def models() -> dict[str, tuple[NetworkConfig, Objective]]:
     adlm = published("adlm", "micro", dropout=0.0)
-    assert isinstance(adlm, TwoStageConfig)
     words = Vocabulary(VOCABULARY, VOCABULARY - 1)
     matched = same_parameters(adlm, words)
     cheap = same_cost(adlm, words, length=LENGTH, rows=ROWS, anchors=1.0)
-    causal = OneStageConfig(replace(matched.stack, causal=True, condition=0))
+    causal = matched.variant(causal=True, condition=0)
     return {
         "AR, parameters of ADLM": (causal, CrossEntropy()),
         "MDLM, parameters of ADLM": (matched, Nelbo()),
@@ -84,7 +81,7 @@ def bare(run: Run, model: nn.Module, loader, optimizer, first: int) -> list[floa
 
 def trainer(run: Run, folder: Path) -> list[float]:
     """Seconds of each step but the first, by the trainer's own record."""
-    fit(run, folder, device="cpu", say=lambda text: None)
+    fit(run, folder, device="cpu", callbacks=[])
     times = [line["machine"]["seconds"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
     return [after - before for before, after in pairwise(times)]
 
@@ -132,7 +129,7 @@ def peak(name: str) -> float:
     run = run_of(name, 3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder:
-        fit(run, folder, device="cpu", say=lambda text: None)
+        fit(run, folder, device="cpu", callbacks=[])
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 

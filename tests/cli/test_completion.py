@@ -30,7 +30,7 @@ def test_bash_completes(script, typed, expected):
     if (bash := shutil.which("bash")) is None:
         pytest.skip("no bash here")
     asked = " ".join(typed)
-    function = f'$(complete -p adlm | sed "s/.*-F \\([^ ]*\\).*/\\1/")'
+    function = '$(complete -p adlm | sed "s/.*-F \\([^ ]*\\).*/\\1/")'
     program = f'source "$1"; COMP_WORDS=({asked}); COMP_CWORD={len(typed) - 1}; {function}; echo "${{COMPREPLY[@]}}"'
     shown = subprocess.run([bash, "-c", program, "-", str(script)], capture_output=True, text=True, check=True)
     assert set(shown.stdout.split()) == expected

@@ -11,18 +11,17 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from adlm.config import to_json
-from adlm.convert.contents import METADATA
 from adlm.convert.conversion import write_safetensors
 from adlm.convert.description import Options
 from adlm.convert.from_official import from_official
-from adlm.convert.official import BUFFER, key_map, to_official
+from adlm.convert.official import BUFFER, METADATA, key_map, to_official
 from adlm.convert.pickle_data import Name, read_pickle
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import Roles, characters
 from adlm.errors import ModelError
 from adlm.models.hand_over import Continued
 from adlm.models.io import ModelConfig, load_model, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

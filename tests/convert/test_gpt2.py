@@ -17,7 +17,7 @@ from adlm.convert.from_transformers import from_transformers
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import train_bpe
 from adlm.errors import AdlmError, ModelError
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from tests.errors import raises
 
 transformers = pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ from adlm.convert.from_official import from_official
 from adlm.data.packing import Wrapped
 from adlm.errors import ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.score_entropy import ScoreEntropy

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from adlm.config import from_json, to_json
 from adlm.errors import ConfigError, UnknownName
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

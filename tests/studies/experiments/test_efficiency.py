@@ -14,7 +14,8 @@ from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError
 from adlm.models.costs import forward_work
 from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

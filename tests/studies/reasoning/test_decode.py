@@ -9,10 +9,13 @@ from adlm.config import from_json, to_json
 from adlm.data.loader import read_rows
 from adlm.data.table import DataConfig
 from adlm.errors import ConfigError, DataError, OutOfRange
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.models.fed import fed_features
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise
+from adlm.registry import register
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Temperature
 from adlm.types import Features
@@ -37,6 +40,7 @@ PROBLEMS = (
 )
 
 
+@register("reasoning_task")
 @dataclass(frozen=True)
 class Sums(Task):
     name = "sums"
@@ -75,7 +79,7 @@ def one_by_one(model, row, limit):
     given, written = tokens.shape[1], []
     while len(written) < limit and END not in written:
         padded = torch.cat([tokens, torch.zeros(1, 1, dtype=torch.long)], 1)
-        final = model.fed_features(padded, given - 3, 2).final
+        final = fed_features(model, padded, given - 3, 2).final
         thoughts = model.logits(final[0, given - 2 : given])
         written.append(int(model.logits(final[0, -1:]).argmax()))
         tokens = torch.cat([tokens, torch.tensor([[written[-1]]])], 1)

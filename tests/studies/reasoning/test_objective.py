@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from adlm.config import from_json, to_json
 from adlm.errors import ConfigError, DataError
+from adlm.models.fed import fed_features
 from adlm.models.hand_over import Hidden
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
@@ -65,7 +66,7 @@ def test_the_reported_figure_does_not_move_with_the_anchor_weight_and_the_loss_d
     batch = rows()
     found = terms(ThoughtCrossEntropy(2, weight), batch)
     assert torch.allclose(found.nll_sum, terms(ThoughtCrossEntropy(2, 0.0), batch).nll_sum)
-    final = AR.fed_features(batch.tokens, first_thought_column(batch, 2), 2, segments=batch.segments).final
+    final = fed_features(AR, batch.tokens, first_thought_column(batch, 2), 2, segments=batch.segments).final
     told = batch.targets >= 0
     cost = F.cross_entropy(AR.logits(final[told]), batch.targets[told], reduction="sum")
     assert torch.allclose(found.loss_sum - found.nll_sum, weight * cost, rtol=1e-4, atol=1e-4)
@@ -107,7 +108,7 @@ def test_the_first_stage_of_two_has_a_term_of_its_own_that_grows_with_progress_a
         assert torch.equal(with_it.nll_sum, without.nll_sum)
         return with_it.loss_sum - without.loss_sum
 
-    anchor = model.fed_features(batch.tokens, first_thought_column(batch, 2), 2, segments=batch.segments).anchor
+    anchor = fed_features(model, batch.tokens, first_thought_column(batch, 2), 2, segments=batch.segments).anchor
     chosen = anchored.rule.mark(batch) & batch.scored
     cost = F.cross_entropy(model.anchor_logits(anchor[chosen]), batch.tokens[chosen], reduction="sum")
     assert torch.allclose(extra(1.0), 0.1 * cost, rtol=1e-3)

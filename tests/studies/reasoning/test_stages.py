@@ -14,14 +14,15 @@ from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import train_bpe, train_words
 from adlm.errors import ConfigError, DataError, ModelError, OutOfRange, UnknownName
 from adlm.models.io import ModelConfig, load_model, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.registry import register
+from adlm.train.callbacks import Callback
 from adlm.train.init import Finetune, Pretrained, RandomInit
 from adlm.train.run import Run
-from adlm.train.trainer import Callbacks
 from adlm_studies.reasoning.diffusion import DiffusionReasoningData
 from adlm_studies.reasoning.methods import METHODS, Anchored, Chain, Coconut
 from adlm_studies.reasoning.objective import ThoughtCrossEntropy
@@ -41,6 +42,7 @@ from adlm_studies.reasoning.vocabulary import FinetuneWithNewTokens
 from tests.errors import raises
 
 
+@register("reasoning_task")
 @dataclass(frozen=True)
 class Doubles(Task):
     name = "doubles"
@@ -109,7 +111,7 @@ class Attending:
     @contextmanager
     def __call__(self, stage, number, count):
         self.trained.append((number, count))
-        yield Callbacks(say=lambda text: None)
+        yield Callback()
 
 
 def test_stages_that_are_done_are_not_trained_again(tmp_path):
