@@ -274,7 +274,7 @@ def test_neutral_values_of_unsupported_parameters_are_taken(client):
 def test_what_a_sampler_has_no_use_for_is_refused_with_the_reason(client):
     response = client.post("/v1/generate", json={"sampler": "first-hitting", "steps": 5})
     assert response.status_code == 400
-    assert "no option steps" in error_of(response)["message"]
+    assert "steps" in error_of(response)["message"]
 
 
 def test_an_unknown_model_is_404_and_looked_for_nowhere(client, tmp_path, monkeypatch):
@@ -368,17 +368,3 @@ def test_work_stops_when_the_client_goes_away(models, body):
     engine.close()
     assert passes < 20  # of 32
     assert engine.cancelled == 1
-
-
-def test_what_would_be_cut_or_not_seen_is_refused(client, models):
-    ids = models["ar"].tokenizer.encode("the dog").tolist()
-    for ask in (
-        {"canvas": [*ids, None, ids[0]], "model": "ar"},
-        {"text": "the [MASK] sat", "model": "ar"},
-        {"prompt": "the cat", "max_tokens": 40, "model": "mdlm"},
-    ):
-        assert client.post("/v1/generate", json=ask).status_code == 400
-
-
-def test_predictions_go_by_their_old_name_too():
-    assert GenerateRequest(guesses=5).predictions == GenerateRequest(predictions=5).predictions == 5
