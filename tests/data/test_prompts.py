@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from adlm.data.loader import LoaderConfig
 from adlm.data.prompts import Prompts
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
-from adlm.errors import ConfigError, DataError, UnknownName, OutOfRange
-from tests.errors import raises
+from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.evaluate.perplexity import perplexity
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel
+from tests.errors import raises
 
 TOKENIZER = characters()
 ROLES = TOKENIZER.roles
