@@ -136,11 +136,7 @@ def _with_options(source: _Source, options: Mapping[str, Any]) -> _Source:
         options = {name: value for name, value in options.items() if name != "streaming"}  # files always stream
     known = {each.name for each in fields(cast("Any", source))}
     if strange := sorted(options.keys() - known):
-        raise ConfigError(
-            f"asked for {source.name!r} with {', '.join(strange)}",
-            f"it is read by {type(source).__name__}, which has no such option",
-            "leave it out",
-        )
+        raise ConfigError(f"{source.name!r} has no option {', '.join(strange)}", fix="leave it out", subject=strange[0])
     return cast("_Source", replace(cast("Any", source), **options))
 
 
@@ -322,7 +318,6 @@ def open_source(
     revision: str | None = None,
     files: Mapping[str, str] | None = None,
     cut: Cut | None = None,
-    header: tuple[str, ...] | bool | None = None,
     encoding_errors: str | None = None,
 ) -> Source:
     """A source by a name of the catalog, `hub:owner/name[:config]`, or the path of a file, a folder or a glob.
@@ -333,7 +328,7 @@ def open_source(
         field: the field or column of the text; several are joined by a space.
         documents: where documents begin and end, if not as the catalog says.
         streaming, revision: for the Hub.
-        files, cut, header, encoding_errors: for files; see `TextFiles`.
+        files, cut, encoding_errors: for files; see `TextFiles`.
     """
     given: dict[str, Any] = {
         "field": field,
@@ -343,7 +338,6 @@ def open_source(
         "revision": revision,
         "files": files,
         "cut": cut,
-        "header": header,
         "encoding_errors": encoding_errors,
     }
     options = {option: value for option, value in given.items() if value is not None}

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from adlm.anchors import ContentWords, RareInSequence
 from adlm.cli import live
-from adlm.cli.live import LiveView, anchor_rule, harmless
+from adlm.cli.live import LiveView
 from adlm.config import to_json
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_bpe, train_words
@@ -22,6 +22,7 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.nelbo import Anelbo
+from adlm.pieces import anchor_rule, harmless
 from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 
@@ -134,7 +135,7 @@ def test_it_fits_into_any_terminal(unhurried, tokenizer, width, height, causal):
             seen.append(max(sum(part.cell_length for part in line) for line in lines) <= max(2, width))
 
         options = {} if causal else {"sampler": "remdm-cap", "eta": 0.3, "steps": 4}
-        texts = model.generate(["", "猫 犬"], n=2, watch=watch, **options)
+        texts = model.generate(["", "猫 犬"], n=2, on_step=watch, **options)
     assert all(seen)
     assert len(texts) == 4
     assert "\x1b[?25h" in console.file.getvalue()  # the cursor is back
