@@ -7,15 +7,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from adlm.data.anchored_process import AnchoredProcess
     from adlm.data.catalog import open_source
-    from adlm.data.config import AnchoredProcess, Corpus, Prompts, Synthetic
+    from adlm.data.config import Corpus
     from adlm.data.corpus_table import CorpusTable
     from adlm.data.files import TextFiles
     from adlm.data.hub import HubDataset
     from adlm.data.loader import Loader, LoaderConfig
     from adlm.data.packing import Packing, Padded, Wrapped
+    from adlm.data.prompts import Prompts
     from adlm.data.shards import Shards
     from adlm.data.source import Piece, Source
+    from adlm.data.synthetic import Synthetic
     from adlm.data.table import DataConfig, Prepared, Table
     from adlm.data.tokenizer import Roles, Tokenizer, characters, load_tokenizer, train_bpe, train_words
 
