@@ -42,7 +42,7 @@ _BASES = {
     "lr_schedule": "adlm.train.lr_schedules:LRSchedule",
     "network": "adlm.models.network:NetworkConfig",
     "objective": "adlm.objectives.objective:Objective",
-    "optimizer": "adlm.train.optimizer:OptimizerConfig",
+    "optimizer": "adlm.train.optimizers:OptimizerConfig",
     "order": "adlm.samplers.orders:Order",
     "pace": "adlm.samplers.paces:Pace",
     "packing": "adlm.data.packing:Packing",
@@ -60,7 +60,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
     },
     "corruption": {
         **_in("adlm.diffusion.corruption", "UniformMasking", "CountMasking", "AnchoredMasking"),
-        **_in("adlm.evaluate.hole_lengths", "ContextMasking"),
+        **_in("adlm.samplers.hole_lengths", "ContextMasking"),
     },
     "data": {
         **_in("adlm.data.config", "Corpus"),
@@ -95,7 +95,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.objectives.score_entropy", "ScoreEntropy"),
         **_in("adlm.objectives.degraded", "DegradedAnelbo"),
     },
-    "optimizer": _in("adlm.train.optimizer", "AdamW", "Muon"),
+    "optimizer": _in("adlm.train.optimizers", "AdamW", "Muon"),
     "order": _in("adlm.samplers.orders", "Confidence", "Margin", "LeastEntropy", "AnchorConfidence", "AnyOrder"),
     "pace": _in("adlm.samplers.paces", "PerStep", "InSteps", "Above", "EntropyBound"),
     "packing": _in("adlm.data.packing", "Wrapped", "Padded"),

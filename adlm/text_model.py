@@ -14,16 +14,16 @@ from torch import Tensor
 from adlm import registry
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import mean_of, position_nats
-from adlm.evaluate.hole_lengths import context_nats
 from adlm.models.card import CARD, Facts, card_text
 from adlm.models.hub import explained, find_model, has_edited_card
 from adlm.models.io import ModelConfig, load_model, save_model
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.bound import mean_of, position_nats
 from adlm.randomness import Noise
 from adlm.samplers.blocks import Blocks
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Wording
+from adlm.samplers.hole_lengths import context_nats
 from adlm.samplers.holes import Template
 from adlm.samplers.named import canonical, default_sampler, names_one, sampler_for
 from adlm.samplers.sampler import Sampler

@@ -9,11 +9,11 @@ import adlm
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import enumerated_nats
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.objectives.bound import enumerated_nats
 from adlm.text_model import TextModel
 from adlm.types import Batch
 

@@ -19,10 +19,10 @@ from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.stories import Stories
 from adlm.errors import DataError, OutOfRange
-from adlm.evaluate.generation import figures
 from adlm.evaluate.judge import Judge, judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
-from adlm.evaluate.stories import sample_figures
+from adlm.evaluate.story_measures import sample_figures
+from adlm.evaluate.text_figures import figures
 from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 from adlm.train.run import Run

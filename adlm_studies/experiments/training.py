@@ -14,14 +14,14 @@ from adlm.data.source import Source
 from adlm.data.table import Table
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, DataError
-from adlm.evaluate.perplexity import Perplexity, perplexity
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.likelihood import Perplexity, table_perplexity
 from adlm.text_model import TextModel
 from adlm.train.fit import fit
-from adlm.train.folder import same_run
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
-from adlm.train.run import Run
+from adlm.train.run import FitOptions, Run
+from adlm.train.run_folder import same_run
 from adlm_studies.experiments.study import StepContext, StudyWork
 
 _HELD_OUT = ("test", "valid")
@@ -52,16 +52,8 @@ class TrainAndScore(StudyWork):
             )
         for source in (corpus.source, *self.others):
             _held_out(replace(corpus, source=source))  # refuses before anything is trained
-        same = same_run(context.folder, run)
-        fitted = fit(
-            run,
-            context.folder,
-            resume="auto" if same else "never",
-            cache=context.cache,
-            watch=context.on_step,
-            say=context.log,
-            curves=False,
-        )
+        options = FitOptions(resume="auto" if same_run(context.folder, run) else "never", cache=context.cache)
+        fitted = fit(run, context.folder, options=options, callbacks=[context.callback])
         tables = {corpus.source: held_out(corpus, fitted.tokenizer, context.cache)}
         for source in self.others:
             tables[source] = held_out(replace(corpus, source=source), fitted.tokenizer, context.cache)
@@ -79,7 +71,7 @@ class TrainAndScore(StudyWork):
 
     def _score(self, model: LanguageModel, table: Table) -> dict[str, Any]:
         rows = min(self.rows or len(table), len(table))
-        score = perplexity(model, table, rows=rows, draws=self.draws)
+        score = table_perplexity(model, table, num_rows=rows, draws=self.draws)
         return {"rows": rows, "data": table.key, **_plain(score)}
 
 

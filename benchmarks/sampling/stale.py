@@ -14,7 +14,7 @@ from collections import Counter
 import torch
 
 import adlm
-from adlm.evaluate.bound import mean_of, position_nats
+from adlm.objectives.bound import mean_of, position_nats
 from adlm.randomness import Noise
 from adlm.samplers import Ancestral, Canvas
 from adlm.types import Batch
