@@ -20,7 +20,7 @@ LAYERS = [
     ["serve", "hf"],
     ["recipes"],
     ["convert", "evaluate"],
-    ["pieces", "text_model"],
+    ["pieces", "text_model", "text_rows", "scoring"],
     ["train"],
     ["objectives", "samplers"],
     ["diffusion"],

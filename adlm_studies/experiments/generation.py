@@ -127,7 +127,7 @@ class GenerateTexts(StudyWork):
 
         model.generate(max_new_tokens=1, sampler=sampler)  # what only a first call pays for stays out of the time
         began = time.perf_counter()
-        texts = model.generate(n=self.texts, seed=self.seed, sampler=sampler, watch=count)
+        texts = model.generate(n=self.texts, seed=self.seed, sampler=sampler, on_step=count)
         seconds = time.perf_counter() - began
         judge = open_judge(self.judge or str(context.folder_of(_JUDGE)))
         features = np.load(context.folder_of(_REAL) / _FEATURES, allow_pickle=False)

@@ -242,8 +242,8 @@ def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], te
     """Of a text, in the mean: rows through the network and its anchor stage, and floating-point operations."""
     network, vocabulary, length = model.config.network, model.config.vocabulary, model.config.packing.length
     count = texts * len(samples)
-    calls = sum(sample.row_calls for sample in samples) / count
-    anchor_calls = sum(sample.anchor_row_calls for sample in samples) / count
+    calls = sum(sample.network_calls for sample in samples) / count
+    anchor_calls = sum(sample.anchor_calls for sample in samples) / count
     if method.reference:
         work = calls * reference_pass_work(network, vocabulary, length)
     else:

@@ -60,7 +60,7 @@ def main() -> None:
                     "nats per story": nats.mean,
                     "±": nats.error,
                     "word entropy": entropy,
-                    "anchor passes per row": sample.anchor_row_calls / chosen.rows,
+                    "anchor passes per row": sample.anchor_calls / chosen.rows,
                     "seconds": seconds,
                 }
             )

@@ -15,6 +15,7 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise
+from adlm.registry import register
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Temperature
 from adlm.types import Features
@@ -39,6 +40,7 @@ PROBLEMS = (
 )
 
 
+@register("reasoning_task")
 @dataclass(frozen=True)
 class Sums(Task):
     name = "sums"
@@ -196,7 +198,7 @@ def test_anchors_are_written_before_anything_else_and_what_is_given_stays():
     order = []
     sampler = AnchorsFirst(begin_id=BEGIN, end_id=CLOSE)
     sampled = sampler.sample(
-        Oracle(), canvas, noise=Noise(0), watch=lambda view: order.append(int(view.fresh.nonzero()[0, 1]))
+        Oracle(), canvas, noise=Noise(0), on_step=lambda view: order.append(int(view.fresh.nonzero()[0, 1]))
     )
     assert sorted(order[:3]) == [begin + 1, begin + 2, begin + 3]
     assert len(order) == int(scored.sum())
