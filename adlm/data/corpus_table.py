@@ -80,9 +80,8 @@ class CorpusTable:
         try:
             write_atomically(path, save(arrays, {_HEAD: head}))
         except OSError as error:
-            raise DataError(
-                f"asked to write {path}", str(error), "make room, or prepare in a folder you can write to (--cache)"
-            ) from error
+            fix = "make room, or prepare in a folder you can write to (--cache)"
+            raise DataError(f"asked to write {path}", str(error), fix, subject=str(path)) from error
 
     @classmethod
     def read(
@@ -99,24 +98,25 @@ class CorpusTable:
         path = table_path(path)
         asked = f"asked to read the anchor table {path}"
         if not path.exists():
-            raise DataError(
-                asked, "no such file", "name the table where it is now, or make it with `adlm prepare --anchor-table`"
-            )
+            fix = "name the table where it is now, or make it with `adlm prepare --anchor-table`"
+            raise DataError(asked, "no such file", fix, subject=str(path))
         try:
             table, stored = _parse(path)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise DamagedData(asked, f"not an anchor table of format {FORMAT}: {error}", _AGAIN) from error
+            found = f"not an anchor table of format {FORMAT}: {error}"
+            raise DamagedData(asked, found, _AGAIN, subject=getattr(error, "field", path.name)) from error
         if stored != table.checksum:
-            raise DamagedData(asked, "it does not match its own checksum", _AGAIN)
+            raise DamagedData(asked, "it does not match its own checksum", _AGAIN, subject="checksum")
         if checksum not in (None, table.checksum):
             found = f"another table, of {table.corpus}, {table.vocab_size} tokens, checksum {table.checksum[:12]}"
             fix = f"name the table with the checksum {str(checksum)[:12]}, or build the rule anew from this one"
-            raise DamagedData(asked, found, fix)
+            raise DamagedData(asked, found, fix, subject=str(checksum))
         if vocab_size not in (None, table.vocab_size):
             found = f"a table of {table.corpus} for {table.vocab_size} tokens, where the vocabulary has {vocab_size}"
-            raise DataError(asked, found, "use a table of data that was prepared with the same tokenizer")
+            raise DataError(asked, found, "use a table of data that was prepared with the same tokenizer", subject="vocab_size")
         if key not in (None, table.key):
-            raise DataError(asked, f"a table of other data: {table.corpus}, key {table.key[:16]}", _AGAIN)
+            found = f"a table of other data: {table.corpus}, key {table.key[:16]}"
+            raise DataError(asked, found, _AGAIN, subject="key")
         return table
 
     @classmethod
@@ -205,6 +205,7 @@ def _check_ids(shards: Shards, tokens: Counts, vocab_size: int) -> None:
             f"asked to count the tokens of {shards.folder}",
             f"token {highest}, where its tokenizer has {vocab_size}",
             "run `adlm prepare` with --force",
+            subject="vocab_size",
         )
 
 

@@ -91,6 +91,7 @@ class Separator(DocumentRule):
                 f"asked for documents parted by {self.text!r}",
                 "an empty string or one with a line break",
                 "name a string within a line, or use Paragraphs() for blank lines",
+                subject="text",
             )
 
     def divide(self, segments: Segments) -> Segments:

@@ -137,6 +137,7 @@ class HubDataset(Source):
                 f"asked to stream {theirs!r} of {self.dataset}",
                 "the data set does not say how many rows it has",
                 "download it (streaming=False), or give split_names without slices",
+                subject="streaming",
             )
         (part,) = datasets.ReadInstruction.from_spec(theirs).to_absolute(sizes)
         begin, end = part.from_ or 0, sizes[name] if part.to is None else part.to

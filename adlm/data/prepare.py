@@ -103,6 +103,7 @@ def tokenizer_for(
             f"asked for the tokenizer {name!r}",
             "it is trained on a corpus, and there is none here",
             "name the tokenizer of the model to begin with: its folder or its Hub name",
+            subject=name,
         )
     split = split or source.splits[0]
     folder, _ = _folder(
@@ -140,7 +141,8 @@ def _folder(source: Source, what: str, made_of: dict[str, Any], cache: Path | No
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"asked to prepare data in {folder}", str(error), "name a folder you can write to") from error
+        fix = "name a folder you can write to"
+        raise DataError(f"asked to prepare data in {folder}", str(error), fix, subject=str(folder)) from error
     return folder, key
 
 
@@ -337,6 +339,7 @@ def _encode(
                 f"asked to encode with {workers} worker processes",
                 "one of them died (out of memory?)",
                 "run again with fewer workers; finished shards are kept",
+                subject="workers",
             ) from error
         finally:
             for _, future in waiting:

@@ -290,13 +290,13 @@ def test_averaged_weights_that_do_not_fit_are_refused(tmp_path):
     weights = ordered(tiny_weights())
     averaged = [value for key, value in weights.items() if not key.endswith(BUFFER)]
     cases = {
-        f"{len(averaged) - 1} EMA weights for {len(averaged)} parameters": averaged[:-1],
-        "where backbone.vocab_embed.embedding has": averaged[1:] + averaged[:1],
-        "not a list of tensors": ["text"] * len(averaged),
+        "ema": averaged[:-1],
+        "backbone.vocab_embed.embedding": averaged[1:] + averaged[:1],
+        "ema.shadow_params": ["text"] * len(averaged),
     }
-    for message, bad in cases.items():
+    for subject, bad in cases.items():
         save_checkpoint(tmp_path / "bad.ckpt", weights, averaged=bad, tokenizer=tokenizer_json())
-        with pytest.raises(ModelError, match=message):
+        with raises(ModelError, subject=subject):
             from_official(tmp_path / "bad.ckpt")
     save_checkpoint(tmp_path / "none.ckpt", weights, tokenizer=tokenizer_json())
     with raises(ModelError, subject="weights"):
@@ -308,7 +308,7 @@ def test_missing_and_unknown_keys_are_listed(tmp_path):
     del weights["backbone.blocks.2.norm1.weight"], weights["denoiser.vocab_embed.0.bias"]
     weights |= {f"extra.{n:02}": torch.zeros(1) for n in range(30)}
     path = save_checkpoint(tmp_path / "bad.ckpt", weights, tokenizer=tokenizer_json())
-    with pytest.raises(ModelError) as error:
+    with raises(ModelError, subject="backbone.blocks.2.norm1.weight") as error:
         from_official(path)
     assert "2 missing: backbone.blocks.2.norm1.weight, denoiser.vocab_embed.0.bias" in error.value.found
     assert "30 not known: extra.00, " in error.value.found
@@ -339,7 +339,7 @@ def test_weights_that_do_not_belong_together_are_refused(change, subject, tmp_pa
 def test_an_mlp_without_a_width_is_refused(tmp_path):
     weights = {**ordered(tiny_weights()), "backbone.blocks.0.mlp.0.weight": torch.zeros(())}
     path = save_checkpoint(tmp_path / "bad.ckpt", weights, tokenizer=tokenizer_json())
-    with pytest.raises(ModelError):
+    with raises(ModelError, subject="mlp_ratio"):
         from_official(path)
 
 
@@ -449,22 +449,20 @@ def test_metadata_of_another_model_is_refused(tmp_path):
     weights, _ = to_official(model, ModelConfig(small, Vocabulary(39, 38), Wrapped(16)), asked="")
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
     options = Options(tokenizer=str(tmp_path / "tokenizer.json"))
-    for text, message in ((json.dumps(to_json(config)), "of another model"), ("{", "makes no sense"), ("[]", "give")):
+    for text, subject in ((json.dumps(to_json(config)), "network"), ("{", METADATA), ("[]", METADATA)):
         write_safetensors(tmp_path / "bad.safetensors", weights, {METADATA: text})
-        with pytest.raises(ModelError, match=message):
+        with raises(ModelError, subject=subject):
             from_official(tmp_path / "bad.safetensors", options)
 
 
 def test_files_that_are_not_there_or_not_whole_are_answered(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"not safetensors")
     (tmp_path / "a.ckpt").write_bytes(b"text")
-    for name, message in (
-        ("none.ckpt", "no such file"),
-        ("none.safetensors", "no such file"),
-        ("a.safetensors", "cannot be read"),
-        ("a.ckpt", "not a zip file"),
-    ):
-        with pytest.raises(ModelError, match=message):
+    for name in ("none.ckpt", "none.safetensors"):
+        with raises(ModelError, subject=str(tmp_path / name)):
+            from_official(tmp_path / name)
+    for name in ("a.safetensors", "a.ckpt"):
+        with raises(ModelError, subject=name):
             from_official(tmp_path / name)
     torch.save([1], tmp_path / "list.ckpt")
     with raises(ModelError, subject="state_dict"):

@@ -16,7 +16,7 @@ from adlm.convert.description import Options
 from adlm.convert.from_transformers import from_transformers
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import train_bpe
-from adlm.errors import AdlmError, ModelError
+from adlm.errors import DataError, ModelError
 from adlm.models.network import Vocabulary
 from tests.errors import raises
 
@@ -121,20 +121,20 @@ def test_the_vocabulary_of_gpt2_gains_a_mask(shared, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "subject"),
     [
-        ({"transformer.h.0.attn.c_attn.weight": None}, "no weights for transformer.h.0.attn.c_attn.weight"),
-        ({"transformer.wte.weight": None}, "no weights for transformer.wte.weight"),
-        ({"transformer.h.2.ln_1.weight": torch.zeros(16)}, "1 not known: transformer.h.2.ln_1.weight"),
-        ({"transformer.wte.weight": torch.zeros(9, 16)}, "tokens for 9 embeddings"),
-        ({"transformer.ln_f.weight": torch.zeros(15)}, "cannot be read"),
+        ({"transformer.h.0.attn.c_attn.weight": None}, "transformer.h.0.attn.c_attn.weight"),
+        ({"transformer.wte.weight": None}, "transformer.wte.weight"),
+        ({"transformer.h.2.ln_1.weight": torch.zeros(16)}, "transformer.h.2.ln_1.weight"),
+        ({"transformer.wte.weight": torch.zeros(9, 16)}, "tokenizer"),
+        ({"transformer.ln_f.weight": torch.zeros(15)}, "weights"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(change, message, folder):
+def test_weights_that_do_not_fit_are_refused(change, subject, folder):
     weights = {**load_file(folder / "model.safetensors"), **change}
     weights = {name: value for name, value in weights.items() if value is not None}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=message):
+    with raises(ModelError, subject=subject):
         from_transformers(folder)
 
 
@@ -164,17 +164,17 @@ def test_pickled_weights_of_a_gpt2_are_not_read(folder, original):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "subject"),
     [
-        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map in its architecture"),
-        ({"n_head": 3}, "cannot be built"),
-        ({"n_embd": "wide"}, "cannot be built"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
+        ({"n_head": 3}, "architecture"),
+        ({"n_embd": "wide"}, "architecture"),
     ],
 )
-def test_settings_that_cannot_be_followed_are_refused(change, message, folder):
+def test_settings_that_cannot_be_followed_are_refused(change, subject, folder):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ModelError, match=message):
+    with raises(ModelError, subject=subject):
         converted(folder)
 
 
@@ -185,5 +185,5 @@ def test_options_that_mean_nothing_for_a_gpt2_are_refused(folder):
         converted(folder, Options(length=25))
     assert converted(folder, Options(length=8)).config.packing == Wrapped(8)
     (folder / "merges.txt").unlink()
-    with pytest.raises(AdlmError, match="tokenizer"):
+    with raises(DataError, subject=str(folder)):
         converted(folder)

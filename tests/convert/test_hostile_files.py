@@ -24,6 +24,7 @@ from adlm.convert.from_official import from_official
 from adlm.convert.pickle_data import LARGEST, Name, PickledObject, admitted
 from adlm.errors import ModelError
 from tests.convert.official_files import ar_weights, save_checkpoint, tokenizer_json
+from tests.errors import raises
 
 
 def archive(path, data, *, extra=(), folder="archive", compression=zipfile.ZIP_STORED):
@@ -72,7 +73,10 @@ def attacks(marker):
             pickle.dumps(imported, 2)[:-1] + text(touch) + b"\x85R.",
             "__builtin__.getattr",
         ),
-        "a partial function": (pickle.dumps(Calls(functools.partial, os.system, touch), 2)[:-1] + b")R.", "functools"),
+        "a partial function": (
+            pickle.dumps(Calls(functools.partial, os.system, touch), 2)[:-1] + b")R.",
+            "functools.partial",
+        ),
         "inside a state_dict": (pickle.dumps({"state_dict": OrderedDict(a=held)}, 2), "__builtin__.exec"),
         "as the state of an object": (
             pickle.dumps(Calls(OrderedDict, state={"_metadata": Calls(eval, write)}), 2),
@@ -92,7 +96,7 @@ def attacks(marker):
         "a dotted name of an admitted module": (
             b"\x80\x04" + text("collections") + text("_sys.modules.__class__.__base__.__subclasses__") + b"\x93)R0"
             b"cposix\nsystem\n" + text(touch) + b"\x85R.",
-            "collections._sys.modules",
+            "collections._sys.modules.__class__.__base__.__subclasses__",
         ),
         "the instruction INST": (b"(S'" + touch.encode() + b"'\niposix\nsystem\n.", "posix.system"),
         "the instruction OBJ": (b"(cposix\nsystem\nS'" + touch.encode() + b"'\no.", "posix.system"),
@@ -123,10 +127,9 @@ def test_an_attack_is_refused_by_name_and_does_nothing(attack, tmp_path, extensi
     assert marker.exists(), "the attack itself does not work"
     marker.unlink()
     file = archive(tmp_path / "bad.ckpt", payload)
-    with pytest.raises(ModelError) as refused:
+    with raises(ModelError, subject=name):
         read(file)
-    assert name in refused.value.found
-    with pytest.raises(ModelError):
+    with raises(ModelError, subject=name):
         from_official(file)
     assert not marker.exists()
 
@@ -138,17 +141,17 @@ def test_torch_saves_of_an_attack_are_refused(tmp_path):
     torch.save(content, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
     (tmp_path / "bare.ckpt").write_bytes(pickle.dumps(content["callbacks"]))
     (tmp_path / "bare0.ckpt").write_bytes(pickle.dumps(content["callbacks"], 0))
-    with pytest.raises(ModelError, match="system"):
+    with raises(ModelError, subject="posix.system"):
         read(tmp_path / "new.ckpt")
     for name in ("old.ckpt", "bare.ckpt", "bare0.ckpt"):
-        with pytest.raises(ModelError, match="bare pickle, or a PyTorch file of before"):
+        with raises(ModelError, subject=name):
             read(tmp_path / name)
     assert not marker.exists()
 
 
 def test_a_harmless_file_in_the_old_format_is_refused_too(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
-    with pytest.raises(ModelError, match="save its state_dict as safetensors"):
+    with raises(ModelError, subject="old.ckpt"):
         read(tmp_path / "old.ckpt")
 
 
@@ -196,40 +199,40 @@ def test_admitted_functions_are_recorded_and_nothing_is_imported(tmp_path):
 def test_functions_of_this_process_cannot_be_changed_by_a_state(tmp_path):
     """BUILD sets attributes: on torch's own function, with Python's unpickler, its defaults."""
     payload = b"\x80\x02ctorch._utils\n_rebuild_parameter\nN}" + text("__defaults__") + b"K\x01\x85s\x86b."
-    with pytest.raises(ModelError, match="a state for a Name; nothing was run"):
+    with raises(ModelError, subject="BUILD"):
         read(archive(tmp_path / "a.ckpt", payload))
     assert torch._utils._rebuild_parameter.__defaults__ is None
 
 
 @pytest.mark.parametrize(
-    ("payload", "message"),
+    ("payload", "subject"),
     [
         (b"\x80\x02c_codecs\nencode\n" + text("x") + text("rot13") + b"\x86R.", "_codecs.encode"),
-        (b"\x80\x02K\x01)R.", "a call of a int"),
-        (b"\x80\x02ccollections\nOrderedDict\n]R.", "a call of a Name with a list"),
-        (b"\x80\x02comegaconf.base\nMetadata\n)\x81)R.", "a call of a PickledObject"),
-        (b"\x80\x02]}b.", "a state for a list"),
-        (b"\x80\x02K\x01K\x02a.", "elements for a int"),
-        (b"\x80\x02]K\x01K\x02s.", "items for a list"),
-        (b"\x80\x02}]K\x02s.", "a list as the key"),
-        (b"\x80\x02h\x05.", "damaged"),
-        (b"\x80\x020.", "damaged"),
-        (b"\x80\x02\x85.", "a tuple of more than there is"),
-        (b"\x80\x02((.", "does not end where it should"),
-        (b"\x80\x02N.rest", "does not end where it should"),
-        (b"\x80\x02N", "damaged"),
-        (b"", "damaged"),
-        (b"\x80\x02Pname\n.", "the pickle instruction PERSID of name"),
-        (b"\x80\x04\x93.", "damaged"),
-        (b"\x80\x04K\x01K\x02\x93.", "a class whose name is not text"),
+        (b"\x80\x02K\x01)R.", "REDUCE"),
+        (b"\x80\x02ccollections\nOrderedDict\n]R.", "REDUCE"),
+        (b"\x80\x02comegaconf.base\nMetadata\n)\x81)R.", "REDUCE"),
+        (b"\x80\x02]}b.", "BUILD"),
+        (b"\x80\x02K\x01K\x02a.", "APPEND"),
+        (b"\x80\x02]K\x01K\x02s.", "SETITEM"),
+        (b"\x80\x02}]K\x02s.", "SETITEM"),
+        (b"\x80\x02h\x05.", "data.pkl"),
+        (b"\x80\x020.", "data.pkl"),
+        (b"\x80\x02\x85.", "TUPLE1"),
+        (b"\x80\x02((.", "STOP"),
+        (b"\x80\x02N.rest", "STOP"),
+        (b"\x80\x02N", "data.pkl"),
+        (b"", "data.pkl"),
+        (b"\x80\x02Pname\n.", "PERSID"),
+        (b"\x80\x04\x93.", "data.pkl"),
+        (b"\x80\x04K\x01K\x02\x93.", "STACK_GLOBAL"),
         (b"\x80\x05\x97.", "NEXT_BUFFER"),
-        (b"\x80\x02X\xff\xff\xff\x7fshort.", "damaged"),
-        (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fshort.", "damaged"),
-        (b"\x80\x02c\x1b[31mred\nname\n.", "damaged|nothing was run"),
+        (b"\x80\x02X\xff\xff\xff\x7fshort.", "data.pkl"),
+        (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fshort.", "data.pkl"),
+        (b"\x80\x02c\x1b[31mred\nname\n.", r"'\x1b[31mred.name'"),
     ],
 )
-def test_a_pickle_that_makes_no_sense_is_answered(payload, message, tmp_path):
-    with pytest.raises(ModelError, match=message) as refused:
+def test_a_pickle_that_makes_no_sense_is_answered(payload, subject, tmp_path):
+    with raises(ModelError, subject=subject) as refused:
         read(archive(tmp_path / "bad.ckpt", payload))
     assert "\x1b" not in str(refused.value)
 
@@ -284,33 +287,33 @@ def test_tensors_are_made_of_the_stored_bytes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "subject"),
     [
-        (b"\x80\x02" + text("posix.system") + b"Q.", "not a storage"),
-        (b"\x80\x02(" + text("module") + b"NNNNtQ.", "not a storage"),
+        (b"\x80\x02" + text("posix.system") + b"Q.", "storage"),
+        (b"\x80\x02(" + text("module") + b"NNNNtQ.", "storage"),
         (tensor(storage(kind=b"cposix\nsystem\n")), "posix.system"),
-        (tensor(storage(kind=b"ctorch\nSize\n")), "a storage of type torch.Size"),
-        (tensor(storage(kind=text("FloatStorage"))), "a storage of type str"),
-        (tensor(storage(key="../../../etc/passwd")), "a storage named"),
-        (tensor(storage(key="٣")), "a storage named"),
-        (tensor(storage(key="1" * 30)), "a storage named"),
-        (tensor(storage(elements=b"J\xff\xff\xff\xff")), "without a device or size"),
-        (tensor(storage(elements=b"\x88")), "without a device or size"),
-        (tensor(storage(elements=b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f")), "without a device or size"),
-        (tensor(b"N"), "a tensor without a storage"),
-        (tensor(storage(), shape=b"K\x04\x85", stride=b"K\x02\x85"), "goes beyond its storage"),
-        (tensor(storage(), offset=b"K\x01"), "goes beyond its storage"),
-        (tensor(storage(), shape=b"J\xff\xff\xff\x7f\x85", stride=b"K\x00\x85"), "goes beyond its storage"),
-        (tensor(storage(), shape=b"J\xff\xff\xff\xff\x85"), "a tensor without a storage"),
-        (tensor(storage(), stride=b")"), "a tensor without a storage"),
-        (tensor(storage(key="7")), "no entry data/7"),
-        (tensor(storage(elements=b"K\x08"), shape=b"K\x08\x85"), "16 bytes in data/0 instead of 32"),
-        (tensor(storage(elements=b"K\x02"), shape=b"K\x02\x85"), "16 bytes in data/0 where at most 8 belong"),
+        (tensor(storage(kind=b"ctorch\nSize\n")), "storage type torch.Size"),
+        (tensor(storage(kind=text("FloatStorage"))), "storage type str"),
+        (tensor(storage(key="../../../etc/passwd")), "data/../../../etc/passwd"),
+        (tensor(storage(key="٣")), "data/٣"),
+        (tensor(storage(key="1" * 30)), "data/" + "1" * 30),
+        (tensor(storage(elements=b"J\xff\xff\xff\xff")), "data/0"),
+        (tensor(storage(elements=b"\x88")), "data/0"),
+        (tensor(storage(elements=b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f")), "data/0"),
+        (tensor(b"N"), "tensor"),
+        (tensor(storage(), shape=b"K\x04\x85", stride=b"K\x02\x85"), "data/0"),
+        (tensor(storage(), offset=b"K\x01"), "data/0"),
+        (tensor(storage(), shape=b"J\xff\xff\xff\x7f\x85", stride=b"K\x00\x85"), "data/0"),
+        (tensor(storage(), shape=b"J\xff\xff\xff\xff\x85"), "tensor"),
+        (tensor(storage(), stride=b")"), "tensor"),
+        (tensor(storage(key="7")), "data/7"),
+        (tensor(storage(elements=b"K\x08"), shape=b"K\x08\x85"), "data/0"),
+        (tensor(storage(elements=b"K\x02"), shape=b"K\x02\x85"), "data/0"),
     ],
 )
-def test_storages_and_tensors_that_lie_are_refused(data, message, tmp_path):
+def test_storages_and_tensors_that_lie_are_refused(data, subject, tmp_path):
     with (
-        pytest.raises(ModelError, match=message),
+        raises(ModelError, subject=subject),
         opened(archive(tmp_path / "bad.ckpt", data, extra=NUMBERS)) as stored,
     ):
         stored.load()
@@ -319,23 +322,23 @@ def test_storages_and_tensors_that_lie_are_refused(data, message, tmp_path):
 def test_zip_files_that_are_not_from_torch_are_refused(tmp_path):
     bad, fine = tmp_path / "bad.ckpt", b"\x80\x02N."
     cases = {
-        "outside the checkpoint's folder": {"extra": [("../../evil", b"x")]},
-        "named /abs": {"extra": [("/abs", b"x")]},
-        "named archive/../evil": {"extra": [("archive/../evil", b"x")]},
-        "2 entries data.pkl": {"extra": [("other/data.pkl", b"x")]},
-        "is compressed": {"compression": zipfile.ZIP_DEFLATED},
+        "../../evil": {"extra": [("../../evil", b"x")]},
+        "/abs": {"extra": [("/abs", b"x")]},
+        "archive/../evil": {"extra": [("archive/../evil", b"x")]},
+        "data.pkl": {"extra": [("other/data.pkl", b"x")]},
+        "archive/data.pkl": {"compression": zipfile.ZIP_DEFLATED},
     }
-    for message, options in cases.items():
-        with pytest.raises(ModelError, match=message):
+    for subject, options in cases.items():
+        with raises(ModelError, subject=subject):
             read(archive(bad, fine, **options))
     assert not (tmp_path.parent / "evil").exists()
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("archive/other", b"x")
-    with pytest.raises(ModelError, match="0 entries"):
+    with raises(ModelError, subject="data.pkl"):
         read(bad)
     with pytest.warns(UserWarning, match="Duplicate"):
         archive(bad, fine, extra=[("archive/data/0", b"x"), ("archive/data/0", b"y")])
-    with pytest.raises(ModelError, match="two entries"):
+    with raises(ModelError, subject="archive/data/0"):
         read(bad)
 
 
@@ -345,10 +348,10 @@ def test_a_bomb_is_refused_before_it_grows(tmp_path):
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as file, file.open("archive/data.pkl", "w") as entry:
         for _ in range(64):
             entry.write(bytes(2**20))
-    with pytest.raises(ModelError, match="is compressed"):
+    with raises(ModelError, subject="archive/data.pkl"):
         read(bomb)
     large = archive(tmp_path / "large.ckpt", b"\x80\x02" + b"N0" * (LARGEST // 2) + b"N.")
-    with pytest.raises(ModelError, match=r"data\.pkl where at most"):
+    with raises(ModelError, subject="data.pkl"):
         read(large)
 
 
@@ -362,7 +365,7 @@ def test_entries_that_share_bytes_are_refused(tmp_path):
     directory += b"".join(copies)
     tail = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 12, 12, len(directory), start, 0)
     (tmp_path / "b.ckpt").write_bytes(small[:start] + directory + tail)
-    with pytest.raises(ModelError):
+    with raises(ModelError, subject="b.ckpt"):
         read(tmp_path / "b.ckpt")
 
 
