@@ -19,7 +19,7 @@ from adlm.data.packing import Packing, Padded
 from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 
 FIRST = 2  # id of the first value; the end and unknown tokens of the tokenizer are before it, the mask after the last
 _SPLITS = ("train", "valid", "test")
@@ -81,14 +81,15 @@ class AnchoredProcess(DataConfig):
         least = {"values": 2, "concentration": 0.05, "zipf": 0, "law": 0, "count": 1, "held_out": 1, "seed": 0}
         for name, small in least.items():
             if (value := getattr(self, name)) < small:
-                raise ConfigError(f"{asked} {name}={value}", f"less than {small}", f"give {small} or more")
+                raise OutOfRange(name, value, f"at least {small}")
         positions = sorted(set(self.anchors))
         if not positions or len(positions) != len(self.anchors) or positions[0] < 0 or positions[-1] >= self.length:
             found = f"rows have the positions 0 to {self.length - 1}"
-            raise ConfigError(f"{asked} anchors={self.anchors}", found, "name one or more of them, each once")
+            fix = "name one or more of them, each once"
+            raise ConfigError(f"{asked} anchors={self.anchors}", found, fix, subject="anchors")
         if (size := self.length * self.values ** (len(positions) + 1)) > _MOST:
             fix = "ask for fewer anchors, or fewer values"
-            raise ConfigError(f"{asked} {len(positions)} anchors", f"tables of {size:,} numbers", fix)
+            raise ConfigError(f"{asked} {len(positions)} anchors", f"tables of {size:,} numbers", fix, subject="values")
 
     @property
     def vocabulary(self) -> int:

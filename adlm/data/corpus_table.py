@@ -101,10 +101,9 @@ class CorpusTable:
             fix = "name the table where it is now, or make it with `adlm prepare --anchor-table`"
             raise DataError(asked, "no such file", fix, subject=str(path))
         try:
-            table, stored = _parse(path)
+            table, stored = _parse(path, asked)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            found = f"not an anchor table of format {FORMAT}: {error}"
-            raise DamagedData(asked, found, _AGAIN, subject=getattr(error, "field", path.name)) from error
+            raise _no_table(asked, str(error), path.name) from error
         if stored != table.checksum:
             raise DamagedData(asked, "it does not match its own checksum", _AGAIN, subject="checksum")
         if checksum not in (None, table.checksum):
@@ -113,7 +112,8 @@ class CorpusTable:
             raise DamagedData(asked, found, fix, subject=str(checksum))
         if vocab_size not in (None, table.vocab_size):
             found = f"a table of {table.corpus} for {table.vocab_size} tokens, where the vocabulary has {vocab_size}"
-            raise DataError(asked, found, "use a table of data that was prepared with the same tokenizer", subject="vocab_size")
+            fix = "use a table of data that was prepared with the same tokenizer"
+            raise DataError(asked, found, fix, subject="vocab_size")
         if key not in (None, table.key):
             found = f"a table of other data: {table.corpus}, key {table.key[:16]}"
             raise DataError(asked, found, _AGAIN, subject="key")
@@ -209,17 +209,21 @@ def _check_ids(shards: Shards, tokens: Counts, vocab_size: int) -> None:
         )
 
 
-def _parse(path: Path) -> tuple[CorpusTable, str]:
+def _no_table(asked: str, found: str, subject: str) -> DamagedData:
+    return DamagedData(asked, f"not an anchor table of format {FORMAT}: {found}", _AGAIN, subject=subject)
+
+
+def _parse(path: Path, asked: str) -> tuple[CorpusTable, str]:
     """A table and the checksum it came with. Whatever is not as `write` leaves it raises."""
     with safe_open(path, framework="np") as file:
         head = json.loads((file.metadata() or {})[_HEAD])
         arrays = {name: file.get_tensor(name) for name in ("counts", "document_counts")}
     if head["format"] != FORMAT:
-        raise ValueError(f"its format is {head['format']}")
+        raise _no_table(asked, f"its format is {head['format']}", "format")
     for name, kind in _FIELDS.items():
         if type(head[name]) is not kind:
-            raise ValueError(f"{name} is {head[name]!r}")
+            raise _no_table(asked, f"{name} is {head[name]!r}", name)
     for name, array in arrays.items():
         if array.dtype != np.int64 or array.ndim != 1 or array.shape != arrays["counts"].shape or not len(array):
-            raise ValueError(f"{name} is {array.dtype} {array.shape}")
+            raise _no_table(asked, f"{name} is {array.dtype} {array.shape}", name)
     return CorpusTable(**arrays, **{name: head[name] for name in _FIELDS}), str(head["checksum"])

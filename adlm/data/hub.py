@@ -155,16 +155,18 @@ class HubDataset(Source):
             yield
         except (ConnectionError, TimeoutError) as error:
             fix = "check the network and HF_HUB_OFFLINE, or open files you have by folder= (--folder)"
-            raise DataError(asked, f"the Hub cannot be reached: {error}", fix) from error
+            raise DataError(asked, f"the Hub cannot be reached: {error}", fix, subject=self.dataset) from error
         except FileNotFoundError as error:
             fix = "check owner/name, revision and data_dir; a private one needs `hf auth login`"
-            raise DataError(asked, str(error), fix) from error
+            raise DataError(asked, str(error), fix, subject=self.dataset) from error
         except RuntimeError as error:
             if "scripts are no longer supported" not in str(error):
                 raise
             fix = f"try revision={PARQUET_COPY!r} with the name of the configuration as data_dir"
-            raise DataError(asked, f"it comes with a script, which is never run: {error}", fix) from error
+            found = f"it comes with a script, which is never run: {error}"
+            raise DataError(asked, found, fix, subject="revision") from error
         except (ValueError, DatasetsError) as error:
-            choice = any(word in str(error) for word in ("split", "BuilderConfig", "Config name"))
+            options = {"BuilderConfig": "config", "Config name": "config", "split": "split_names"}
+            choice = next((option for word, option in options.items() if word in str(error)), None)
             fix = "choose one of those that it has" if choice else "check its files, or fetch them again"
-            raise DataError(asked, f"{error.__cause__ or error}", fix) from error
+            raise DataError(asked, f"{error.__cause__ or error}", fix, subject=choice or self.dataset) from error

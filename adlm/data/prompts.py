@@ -96,7 +96,7 @@ class Prompts(DataConfig):
                     continue
             if row.given >= self.length:
                 found = f"{row.given} tokens before the response at {row.where}"
-                raise DataError(asked, found, f"give length={len(row.tokens)}, or take it out")
+                raise DataError(asked, found, f"give length={len(row.tokens)}, or take it out", subject=row.where)
             kept = row.tokens[: self.length]
             tokens += kept.astype(np.uint32).tobytes()
             lengths.append(len(kept))
@@ -106,9 +106,11 @@ class Prompts(DataConfig):
                 asked,
                 f"{long:,} of {documents:,} are longer, the longest with {longest[0]:,} tokens at {longest[1]}",
                 f"give length={longest[0]}, or say what becomes of them: too_long='cut' or 'drop'",
+                subject="length",
             )
         if not lengths:
-            raise DataError(asked, "nothing in it", "give an object a line, with a prompt and a response")
+            fix = "give an object per line, with a prompt and a response"
+            raise DataError(asked, "nothing in it", fix, subject=path)
         if watch is not None:
             watch(documents, characters, len(lengths))
         dropped = documents - len(lengths)
@@ -125,7 +127,8 @@ class Prompts(DataConfig):
             before, after = tokenizer.encode_batch(prompts), tokenizer.encode_batch(responses)
             for (where, _), prompt, response, first, then in zip(some, prompts, responses, before, after, strict=True):
                 if not len(then):
-                    raise DataError(f"asked to learn the response at {where}", "not one token in it", "take it out")
+                    asked = f"asked to learn the response at {where}"
+                    raise DataError(asked, "not one token in it", "take it out", subject=where)
                 row = np.concatenate([begin, first, then, end])
                 yield _Row(where, row, len(begin) + len(first), len(prompt) + len(response))
 
@@ -206,22 +209,24 @@ class PromptRows(Table):
 def _one_file(path: str) -> Path:
     _, files = find_files(path)
     if len(files) > 1:
-        raise DataError(f"asked for prompts in {path}", f"{len(files)} files", "name one of them")
+        raise DataError(f"asked for prompts in {path}", f"{len(files)} files", "name one of them", subject=str(path))
     return files[0]
 
 
 def _text(record: object, field: str, where: str) -> str:
     asked = f"asked for text in the field {field!r} of {where}"
     if not isinstance(record, dict):
-        raise DataError(asked, f"{str(record)[:60]!r}, not an object", "give an object with a prompt and a response")
+        fix = "give an object with a prompt and a response"
+        raise DataError(asked, f"{str(record)[:60]!r}, not an object", fix, subject=where)
     if field not in record:
         found = f"the fields {', '.join(record) or '(none)'}"
-        raise DataError(asked, found, "say which they are with prompt= and response=")
+        raise DataError(asked, found, "say which they are with prompt= and response=", subject=field)
     text = record[field]
     if not isinstance(text, str):
-        raise DataError(asked, f"{str(text)[:60]}, a {type(text).__name__}", "give a string")
+        raise DataError(asked, f"{str(text)[:60]}, a {type(text).__name__}", "give a string", subject=field)
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a character, which no tokenizer takes
-        raise DataError(asked, f"half a character, {text[error.start]!r}", "put the text right") from error
+        found = f"half a character, {text[error.start]!r}"
+        raise DataError(asked, found, "put the text right", subject=field) from error
     return text

@@ -23,7 +23,7 @@ import numpy as np
 
 from adlm.data.source import Piece, Source
 from adlm.data.stories_grammar import PLOTS, GrammarChoice, Plot
-from adlm.errors import ConfigError, UnknownName
+from adlm.errors import OutOfRange, UnknownName
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _BETWEEN_SENTENCES = re.compile(r'(?:(?<=[.!?])|(?<=[.!?]")) (?=\s*[A-Z"])')
@@ -328,9 +328,8 @@ class Stories(Source):
 
     def __post_init__(self) -> None:
         for field in ("seed", "train", "valid", "test"):
-            if getattr(self, field) < 0:
-                asked = f"asked for Stories with {field}={getattr(self, field)}"
-                raise ConfigError(asked, "a number below zero", f"give {field} as 0 or more")
+            if (value := getattr(self, field)) < 0:
+                raise OutOfRange(field, value, "at least 0")
 
     @property
     def splits(self) -> tuple[str, ...]:

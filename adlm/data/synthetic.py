@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from adlm.data.packing import Packing, Wrapped
 from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
 from adlm.data.tokenizer import END, Tokenizer, with_roles
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 
 _UNKNOWN = "<unk>"
 _SPECIAL = (END, _UNKNOWN)
@@ -46,9 +46,7 @@ class Synthetic(DataConfig):
         self._packing()  # refuses rows that are too short
         for name, least in (("vocabulary", len(_SPECIAL) + 3), ("count", 1), ("seed", 0)):
             if (value := getattr(self, name)) < least:
-                raise ConfigError(
-                    f"asked for Synthetic with {name}={value}", f"less than {least}", f"give {least} or more"
-                )
+                raise OutOfRange(name, value, f"at least {least}")
 
     def prepare(
         self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None

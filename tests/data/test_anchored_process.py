@@ -15,6 +15,7 @@ from adlm.errors import ConfigError, DataError
 from adlm.models.network import Vocabulary
 from adlm.train.plan import known_vocabulary, row_length
 from tests.conftest import batch_of
+from tests.errors import raises
 
 SMALL = AnchoredProcess(values=3, length=6, anchors=(1, 4), count=50, held_out=20, seed=3, law=5)
 
@@ -150,9 +151,9 @@ def test_the_rule_of_positions_marks_the_anchors_and_no_padding():
     assert marks.nonzero()[:, 1].tolist() == [1, 4] * 4
     padded = batch_of([[2, 3, 4, 5]], torch.tensor([[True, True, False, False]]))
     assert AtPositions((1, 2)).mark(padded).tolist() == [[False, True, False, False]]
-    with pytest.raises(DataError, match="rows of 4 tokens"):
+    with raises(DataError, subject="positions"):
         AtPositions((4,)).mark(padded)
-    with pytest.raises(ConfigError, match="below 0"):
+    with raises(ConfigError, subject="positions"):
         AtPositions((-1,))
 
 
@@ -173,5 +174,5 @@ def test_the_rule_of_positions_marks_the_anchors_and_no_padding():
     ids=str,
 )
 def test_settings_that_mean_nothing_are_refused(settings):
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, subject=next(iter(settings))):
         replace(SMALL, **settings)

@@ -20,6 +20,7 @@ from adlm.data.prompts import Prompts
 from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig
 from adlm.errors import ConfigError, DamagedData, DataError, NotUtf8, UnknownName
+from tests.errors import raises
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_processes_that_start_at_once_get_the_same_data(notes, tmp_path):
 
 @pytest.mark.parametrize("name", ["bpe:", "bpe:many", "bpe:²"])
 def test_a_tokenizer_without_a_size_is_refused(notes, name):
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, subject=name):
         Corpus(str(notes), name).prepare()
 
 
@@ -163,28 +164,28 @@ def test_held_out_text_is_found_by_its_name(tmp_path, files, options, train, val
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "subject"),
     [
-        ({}, "asked to train on the split 'train'.*\n.*only valid, test\n.*train='valid'"),
-        ({"train": "valid", "valid": "dev"}, "asked to validate on the split 'dev'"),
+        ({}, "train"),
+        ({"train": "valid", "valid": "dev"}, "dev"),
     ],
 )
-def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path, options, message):
+def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path, options, subject):
     for name in ("valid", "test"):
         (tmp_path / f"{name}.txt").write_text("some text")
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, subject=subject):
         Corpus(str(tmp_path), **options).prepare()
 
 
 def test_options_reach_the_source(tmp_path):
     (tmp_path / "corpus.jsonl").write_bytes(b'{"body": "some text \xff"}\n' * 400)
-    with pytest.raises(NotUtf8):
+    with raises(NotUtf8, where=str(tmp_path / "corpus.jsonl")):
         Corpus(str(tmp_path / "corpus.jsonl"), "characters").prepare(cache=tmp_path)
     good = Corpus(str(tmp_path / "corpus.jsonl"), "characters", field="body", encoding_errors="replace")
     assert len(good.prepare(cache=tmp_path).train) > 0
-    with pytest.raises(UnknownName, match="did you mean 'ptb'"):
+    with raises(UnknownName, name="ptbb"):
         Corpus(str(tmp_path / "corpus.jsonl"), "characters", detokenizer="ptbb").prepare(cache=tmp_path)
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, subject="revision"):
         Corpus(str(tmp_path / "corpus.jsonl"), "characters", revision="main").prepare(cache=tmp_path)
 
 
@@ -195,7 +196,7 @@ def test_checksums_are_compared_unless_another_process_does(notes, tmp_path):
     content[-1] ^= 1
     path.write_bytes(content)
     assert len(corpus_of(notes).prepare(cache=tmp_path / "cache", verify=False).train) == len(data.train)
-    with pytest.raises(DamagedData, match="does not match its checksum"):
+    with raises(DamagedData, subject=path.name):
         corpus_of(notes).prepare(cache=tmp_path / "cache")
 
 
@@ -226,7 +227,7 @@ def test_real_files_are_prepared_by_their_names(shared, tmp_path, name, options,
 def test_real_files_without_a_training_text_say_what_they_have(shared, tmp_path):
     folder = shared / "data" / "tinystories"
     for source, position in (("tinystories", str(folder)), (str(folder), None)):
-        with pytest.raises(DataError, match="only valid, test"):
+        with raises(DataError, subject="train"):
             Corpus(source, folder=position).prepare(cache=tmp_path)
     (head,) = folder.glob("*.txt")
     assert Corpus(str(head), "characters").prepare(cache=tmp_path).valid is not None

@@ -21,6 +21,7 @@ from adlm.data.shards import MANIFEST, Shards
 from adlm.data.tokenizer import characters, train_bpe
 from adlm.errors import DamagedData, DataError
 from tests.conftest import Texts
+from tests.errors import raises
 
 TEXTS = tuple(f"document {i}: " + " ".join(f"word{(i * j) % 17}" for j in range(i % 40)) for i in range(200))
 TOKENIZER = train_bpe(TEXTS[:50], 320)
@@ -175,7 +176,7 @@ def test_a_kill_while_writing_leaves_no_table(shards):
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert not (shards.folder / TABLE).exists()
-    with pytest.raises(DataError, match="no such file"):
+    with raises(DataError, subject=str(shards.folder / TABLE)):
         CorpusTable.read(shards.folder)
     CorpusTable.read(make_table(shards), key=shards.key)
 
@@ -183,45 +184,45 @@ def test_a_kill_while_writing_leaves_no_table(shards):
 def test_what_is_wrong_with_a_table_is_named(shards):
     path = make_table(shards)
     whole = path.read_bytes()
-    with pytest.raises(DataError, match=f"for {TOKENIZER.vocab_size} tokens, where the vocabulary has 50258"):
+    with raises(DataError, subject="vocab_size"):
         CorpusTable.read(path, vocab_size=50258)
-    with pytest.raises(DataError, match=r"other data: texts \(train\)"):
+    with raises(DataError, subject="key"):
         CorpusTable.read(path, key="0" * 64)
-    with pytest.raises(DamagedData, match="another table"):
+    with raises(DamagedData, subject="0" * 64):
         CorpusTable.read(path, checksum="0" * 64)
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DamagedData, match="its own checksum") as caught:
+    with raises(DamagedData, subject="checksum") as caught:
         CorpusTable.read(path)
     assert "--anchor-table" in caught.value.fix
     for rubbish in (b"", b"rubbish", whole[:100]):
         path.write_bytes(rubbish)
-        with pytest.raises(DamagedData, match="not an anchor table"):
+        with raises(DamagedData, subject=path.name):
             CorpusTable.read(path)
 
 
 @pytest.mark.parametrize(
-    ("change", "arrays", "complaint"),
+    ("change", "arrays", "subject"),
     [
-        ({"format": 99}, {}, "its format is 99"),
-        ({"tokens": "many"}, {}, "tokens is 'many'"),
-        ({"documents": True}, {}, "documents is True"),
-        ({}, {"counts": np.zeros(3, np.int64)}, "document_counts is int64"),
-        ({}, {"counts": np.zeros(320, np.float32)}, "counts is float32"),
-        ({"tokens": 5}, {}, "its own checksum"),
+        ({"format": 99}, {}, "format"),
+        ({"tokens": "many"}, {}, "tokens"),
+        ({"documents": True}, {}, "documents"),
+        ({}, {"counts": np.zeros(3, np.int64)}, "document_counts"),
+        ({}, {"counts": np.zeros(320, np.float32)}, "counts"),
+        ({"tokens": 5}, {}, "checksum"),
     ],
 )
-def test_a_table_from_elsewhere_is_not_trusted(shards, change, arrays, complaint):
+def test_a_table_from_elsewhere_is_not_trusted(shards, change, arrays, subject):
     path = make_table(shards)
     table = CorpusTable.read(path)
     head = {**table._head(), "checksum": table.checksum, **change}
     save_file({**load_file(path), **arrays}, path, {"adlm": json.dumps(head)})
-    with pytest.raises(DamagedData, match=complaint):
+    with raises(DamagedData, subject=subject):
         CorpusTable.read(path)
 
 
 def test_a_tokenizer_that_does_not_fit_the_shards_is_named(shards):
     train_bpe(TEXTS[:50], 260).save(shards.folder / "tokenizer")
-    with pytest.raises(DamagedData, match="where its tokenizer has 260"):
+    with raises(DamagedData, subject="vocab_size"):
         make_table(Shards.open(shards.folder))
 
 
@@ -230,7 +231,7 @@ def test_a_full_disk_is_named(shards, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match="No space left on device"):
+    with raises(DataError, subject=str(shards.folder / TABLE)):
         make_table(shards)
     assert not (shards.folder / TABLE).exists()
 

@@ -4,6 +4,7 @@ import pytest
 
 from adlm.data.detokenize import DETOKENIZERS, find_detokenizer
 from adlm.errors import UnknownName
+from tests.errors import raises
 
 REAL_LINES = [
     (
@@ -69,5 +70,5 @@ def test_detokenizers_give_the_text_of_the_published_evaluations(name: str, publ
 
 
 def test_an_unknown_detokenizer_offers_the_nearest() -> None:
-    with pytest.raises(UnknownName):
+    with raises(UnknownName, name="wikitxt"):
         find_detokenizer("wikitxt")

@@ -23,6 +23,7 @@ from adlm.data.documents import (
 )
 from adlm.data.source import PIECE_CHARACTERS, Piece
 from adlm.errors import ConfigError
+from tests.errors import raises
 
 
 def divided(text: str, rule, detokenizer: str = "none") -> list[str]:  # type: ignore[no-untyped-def]
@@ -68,7 +69,7 @@ def test_a_separator_is_found_across_the_parts_of_a_long_line() -> None:
 
 @pytest.mark.parametrize("text", ["", "a\nb"])
 def test_a_separator_must_lie_within_a_line(text: str) -> None:
-    with pytest.raises(ConfigError, match="line break"):
+    with raises(ConfigError, subject="text"):
         Separator(text)
 
 

@@ -18,7 +18,7 @@ from adlm.data.catalog import open_source
 from adlm.data.documents import FractionSplit, LastDocuments, Lines, Separator
 from adlm.data.files import TextFiles, split_of
 from adlm.data.source import PIECE_CHARACTERS
-from adlm.errors import ConfigError, DataError, NotUtf8, UnknownName
+from adlm.errors import DataError, NotUtf8, UnknownName
 from tests.errors import raises
 
 
@@ -295,5 +295,5 @@ def test_names_that_are_not_known_are_refused(tmp_path: Path) -> None:
     with raises(UnknownName, known=["train"]):
         TextFiles(path).pieces("valid")
     for option in ({"detokenizer": "latin"}, {"format": "docx"}, {"encoding_errors": "shout"}):
-        with pytest.raises(ConfigError):
+        with raises(UnknownName, name=next(iter(option.values()))):
             TextFiles(path, **option)

@@ -48,7 +48,7 @@ def test_streamed_or_not_the_text_is_the_same(tmp_path: Path, ending: str) -> No
 def test_a_data_set_without_held_out_rows_is_cut(tmp_path: Path) -> None:
     write_rows(tmp_path / "data" / "rows.jsonl", TEXTS)
     streamed = HubDataset(str(tmp_path / "data"), streaming=True)
-    with pytest.raises(DataError, match="does not say how many rows"):
+    with raises(DataError, subject="streaming"):
         list(streamed.documents("valid"))
     kept = HubDataset(str(tmp_path / "data"))
     assert [len(list(kept.documents(split))) for split in kept.splits] == [90, 5, 5]
@@ -124,19 +124,18 @@ def test_what_the_library_refuses_is_explained(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "train.jsonl").write_text('{"text": "a"\n' * 3)
     names = {"train": "train"}
-    for source, expected in [
-        (HubDataset(str(folder), field="body", split_names=names), "the fields text, label"),
-        (HubDataset(str(folder), config="other", split_names=names), "BuilderConfig 'other' not found"),
-        (HubDataset(str(folder), split_names={"train": "elsewhere"}), 'Unknown split "elsewhere"'),
-        (HubDataset(str(tmp_path / "scripted"), split_names=names), "refs/convert/parquet"),
-        (HubDataset(str(tmp_path / "empty"), split_names=names), "doesn't contain any data files"),
-        (HubDataset(str(tmp_path / "nowhere"), split_names=names), "check owner/name"),
-        (HubDataset(str(tmp_path / "broken"), split_names=names), "check its files"),
-        (HubDataset(str(tmp_path / "broken"), split_names=names, streaming=True), "check its files"),
+    for source, subject in [
+        (HubDataset(str(folder), field="body", split_names=names), "body"),
+        (HubDataset(str(folder), config="other", split_names=names), "config"),
+        (HubDataset(str(folder), split_names={"train": "elsewhere"}), "split_names"),
+        (HubDataset(str(tmp_path / "scripted"), split_names=names), "revision"),
+        (HubDataset(str(tmp_path / "empty"), split_names=names), str(tmp_path / "empty")),
+        (HubDataset(str(tmp_path / "nowhere"), split_names=names), str(tmp_path / "nowhere")),
+        (HubDataset(str(tmp_path / "broken"), split_names=names), str(tmp_path / "broken")),
+        (HubDataset(str(tmp_path / "broken"), split_names=names, streaming=True), str(tmp_path / "broken")),
     ]:
-        with pytest.raises(DataError) as caught:
+        with raises(DataError, subject=subject):
             list(source.pieces("train"))
-        assert expected in str(caught.value)
 
 
 def test_unknown_splits_and_empty_ones_are_errors(tmp_path: Path) -> None:
@@ -144,5 +143,5 @@ def test_unknown_splits_and_empty_ones_are_errors(tmp_path: Path) -> None:
     source = HubDataset(str(tmp_path / "data"), split_names={"train": "train"})
     with raises(UnknownName, known=["train"]):
         source.pieces("test")
-    with pytest.raises(DataError):
+    with raises(DataError, subject="train"):
         list(source.pieces("train"))

@@ -118,5 +118,5 @@ def test_a_changed_setting_does_not_resume(shards):
 def test_impossible_batches_are_refused(shards):
     with raises(ConfigError, subject="batch"):
         LoaderConfig(5).build(shards, world_size=2)
-    with pytest.raises(DataError, match=f"from {shards.folder.name}\n.*the data has 103 rows"):
+    with raises(DataError, subject=shards.folder.name):
         LoaderConfig(104).build(shards)

@@ -197,8 +197,9 @@ def test_nonsense_settings_are_refused(tmp_path):
     with raises(OutOfRange, subject="workers", value=0):
         prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path, workers=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="a folder you can write to"):
+    with raises(DataError) as caught:
         prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path / "file")
+    assert caught.value.subject.startswith(str(tmp_path / "file"))
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
@@ -212,8 +213,9 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         save(file, array, **options)
 
     monkeypatch.setattr(np, "save", full_after_two)
-    with pytest.raises(DataError, match="No space left on device"):
+    with raises(DataError) as caught:
         prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path / "full")
+    assert caught.value.subject.startswith(str(tmp_path / "full"))
     monkeypatch.undo()
     monkeypatch.setattr(module, "CHUNK_CHARACTERS", 500)
     monkeypatch.setattr(module, "SHARD_TOKENS", 1500)

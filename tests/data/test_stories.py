@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adlm.data.source import Piece
 from adlm.data.stories import Choices, Grammar, Stories, _Frame, tokens_of
 from adlm.data.stories_grammar import PLOTS, GrammarChoice, Plot
-from adlm.errors import ConfigError, UnknownName
+from adlm.errors import OutOfRange, UnknownName
 from tests.errors import raises
 
 STORIES = Stories()
@@ -395,7 +395,7 @@ def test_an_unknown_split_is_named(ask: Callable[[Stories, str], object]) -> Non
 
 
 def test_impossible_settings_and_indices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="seed=-1"):
+    with raises(OutOfRange, subject="seed", value=-1):
         Stories(seed=-1)
     with pytest.raises(IndexError):
         Stories(test=3).story("test", 3)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from adlm.data.loader import LoaderConfig
 from adlm.data.synthetic import Synthetic
 from adlm.data.tokenizer import load_tokenizer
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
+from tests.errors import raises
 
 SMALL = Synthetic(vocabulary=200, length=32, count=50, seed=3)
 
@@ -83,5 +84,5 @@ def test_a_loader_reads_it(workers):
     "sizes", [{"vocabulary": 4}, {"length": 3}, {"count": 0}, {"seed": -1}], ids=lambda sizes: next(iter(sizes))
 )
 def test_sizes_that_mean_nothing_are_refused(sizes):
-    with pytest.raises(ConfigError):
+    with raises(OutOfRange, subject=next(iter(sizes))):
         Synthetic(**sizes)

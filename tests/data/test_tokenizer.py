@@ -2,7 +2,6 @@ import pickle
 import shutil
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
@@ -85,12 +84,12 @@ def test_bert_from_vocab_txt_keeps_its_own_mask(shared):
 
 
 def test_errors_say_what_to_do(tmp_path):
-    with pytest.raises(DataError):
+    with raises(DataError, subject=str(tmp_path)):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError):
+    with raises(DataError, subject=str(tmp_path)):
         load_tokenizer(tmp_path)
-    with pytest.raises(DataError):
+    with raises(DataError, subject="no/such-tokenizer"):
         load_tokenizer("no/such-tokenizer")
     with raises(OutOfRange, subject="vocab_size"):
         train_bpe(["a"], 100)
