@@ -7,6 +7,7 @@ import pytest
 import adlm
 from adlm.cli import main
 from adlm.models.two_stage import TwoStage
+from tests.errors import raises
 
 BOX = Path(adlm.__file__).parent / "box"
 
@@ -59,5 +60,5 @@ def test_a_folder_of_that_name_is_another_model(tmp_path, monkeypatch, box):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "box").mkdir()
     assert adlm.load("box").config == box.config
-    with pytest.raises(adlm.AdlmError, match=r"\./box"):
+    with raises(adlm.AdlmError, subject="box"):
         adlm.load("./box")

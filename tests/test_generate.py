@@ -190,7 +190,7 @@ def test_beyond_the_models_length_left_to_right_models_go_on(causal):
     assert len(TOKENIZER.encode(text)) > 30
     long = "the cat sat on the mat. the dog sat on the log."
     assert causal.generate(long, max_new_tokens=2)[0].startswith(long)
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, subject="positions"):
         built(causal=True, positions=12).generate("the cat", max_new_tokens=40, stop=False)
 
 
@@ -225,21 +225,21 @@ def test_samplers_go_by_value_or_by_name(masked, causal):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "subject"),
     [
-        {"tempreature": 1.0},
-        {"n": 2, "num_samples": 2},
-        {"max_new_tokens": 2, "gen_length": 2},
-        {"max_new_tokens": 0},
-        {"num_return_sequences": 0},
-        {"n": 2.0},
-        {"sampler": Ancestral(), "steps": 3},
-        {"sampler": "left-to-right"},
-        {"block_size": 40},
+        ({"tempreature": 1.0}, "tempreature"),
+        ({"n": 2, "num_samples": 2}, "num_samples and n"),
+        ({"max_new_tokens": 2, "gen_length": 2}, "gen_length and max_new_tokens"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"num_return_sequences": 0}, "n"),
+        ({"n": 2.0}, "n"),
+        ({"sampler": Ancestral(), "steps": 3}, "steps"),
+        ({"sampler": "left-to-right"}, "LeftToRight"),
+        ({"block_size": 40}, "window"),
     ],
 )
-def test_mistakes_are_answered(masked, options):
-    with pytest.raises(ConfigError):
+def test_mistakes_are_answered(masked, options, subject):
+    with raises(ConfigError, subject=subject):
         masked.generate("the cat", **options)
 
 

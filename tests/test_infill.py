@@ -116,7 +116,7 @@ def test_what_cannot_be_filled_is_refused():
         model.infill("the [MASK:2]", constraints=[Pattern("x")])
     with raises(ConfigError, subject="constraints"):
         model.infill("the [MASK]", constraints=[])
-    with raises(ConfigError):
+    with raises(ConfigError, subject="lengths"):
         network_model(WORDS, Wrapped(16), causal=True).infill("the [MASK:2-3].")
 
 

@@ -126,7 +126,8 @@ def _sampler(network: LanguageModel, config: ModelConfig, given: Mapping[str, An
     asked, greedy = given.get("sampler_config"), given.get("do_sample") is False
     if greedy and (drawing := [name for name in named if name in _DRAWING]):
         found = "the likeliest token is taken always"
-        raise ConfigError(f"asked for {' and '.join(drawing)} with do_sample=False", found, "leave one of them out")
+        asked_for = f"asked for {' and '.join(drawing)} with do_sample=False"
+        raise ConfigError(asked_for, found, "leave one of them out", subject=drawing[0])
     if isinstance(asked, Sampler):
         return sampler_for(network, asked, named | ({"top_k": 1} if greedy else {}))
     options = _options(config.sampling if asked is None else asked) | canonical(named)
@@ -146,7 +147,8 @@ def _options(asked: Any) -> dict[str, Any]:
         data = {"_cls_name": type(asked).__name__, **asdict(asked)}
     if data is None:
         fix = "give a sampler of this package, its name, or a dict with its name as `sampler` and its options"
-        raise ConfigError(f"asked for sampler_config={asked!r}", f"a value of type {type(asked).__name__}", fix)
+        found = f"a value of type {type(asked).__name__}"
+        raise ConfigError(f"asked for sampler_config={asked!r}", found, fix, subject="sampler_config")
     kind = data.pop("_cls_name", None)
     if kind == "EntropyBoundSamplerConfig":
         return {"sampler": "entropy-bounded", "gamma": data["entropy_bound"]}
@@ -163,12 +165,14 @@ def _new_tokens(config: ModelConfig, sampler: Sampler, given: Mapping[str, Any],
     windowed = isinstance(sampler, Blocks) and sampler.window is not None
     if new < 1:
         fix = "shorten it, or raise max_length" if shown.shape[1] < length else "shorten it"
-        raise ConfigError(f"asked to continue from {shown.shape[1]} tokens", f"{new} more are allowed", fix)
+        asked = f"asked to continue from {shown.shape[1]} tokens"
+        raise ConfigError(asked, f"{new} more are allowed", fix, subject="max_new_tokens")
     if longest + new > length and not windowed:
         raise ConfigError(
             f"asked for {new} new tokens with a prompt of {longest}",
             f"the model's rows have room for {max(length - longest, 0)} more",
             "ask for fewer, or give block_size in sampler_config, to write in blocks",
+            subject="max_new_tokens",
         )
     return new
 
@@ -202,5 +206,6 @@ def _seed(seed: int | None, generator: torch.Generator | None) -> int:
         device = "cpu" if generator is None else generator.device
         return int(torch.randint(1 << 62, (), generator=generator, device=device))
     if generator is not None:
-        raise ConfigError("asked for a seed and a generator", "both decide the random numbers", "give one of them")
+        found = "both decide the random numbers"
+        raise ConfigError("asked for a seed and a generator", found, "give one of them", subject="seed")
     return seed

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adlm.diffusion.corruption import CountMasking
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.linear_cross_entropy import nll
 from adlm.objectives.nelbo import Nelbo
@@ -34,7 +34,7 @@ def position_nats(
     """Nats [B, L] whose sum over a row is an unbiased estimate of its bound, from `draws` levels per row."""
     objective = objective or clean_objective(model)
     if draws < 1:
-        raise ConfigError(f"asked for a bound from {draws} draws per row", "fewer than 1", "give 1 or more")
+        raise OutOfRange("draws", draws, "at least 1")
     with model.inference_weights():
         if isinstance(objective, CrossEntropy):
             return objective.nats(model, batch, torch.zeros(len(batch.tokens)), noise)
@@ -64,6 +64,7 @@ def enumerated_nats(model: LanguageModel, batch: Batch) -> Tensor:
             f"asked for the exact bound of {most} tokens per row",
             f"that takes {2**most - 1:,} passes for each",
             f"score at most {MOST_ENUMERATED} tokens, or estimate it",
+            subject="tokens",
         )
     out = torch.zeros(batch.tokens.shape, dtype=torch.float64, device=batch.tokens.device)
     with model.inference_weights():

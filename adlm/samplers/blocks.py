@@ -32,9 +32,8 @@ class Blocks(Unmasking):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.filters or self.stale_anchors != 1:
-            raise ConfigError(
-                "Blocks takes its filters and stale_anchors from its inner sampler", subject="Blocks.filters"
-            )
+            name = "filters" if self.filters else "stale_anchors"
+            raise ConfigError(f"Blocks takes its {name} from its inner sampler", subject=f"Blocks.{name}")
         if isinstance(self.inner, Blocks):
             raise ConfigError("the inner sampler of Blocks cannot be Blocks", subject="Blocks.inner")
         if self.size < 1:

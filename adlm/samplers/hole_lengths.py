@@ -62,6 +62,7 @@ def context_nats(
             "asked to choose the length of a hole",
             "the model writes left to right and cannot leave a hole open while it reads on",
             "give the length, as in [MASK:4], or use a masked model",
+            subject="lengths",
         )
     longest, mask_id = max(map(len, rows)), model.vocabulary.mask_id
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))

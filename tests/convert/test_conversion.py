@@ -310,9 +310,9 @@ def test_missing_and_unknown_keys_are_listed(tmp_path):
     path = save_checkpoint(tmp_path / "bad.ckpt", weights, tokenizer=tokenizer_json())
     with raises(ModelError, subject="backbone.blocks.2.norm1.weight") as error:
         from_official(path)
-    assert "2 missing: backbone.blocks.2.norm1.weight, denoiser.vocab_embed.0.bias" in error.value.found
-    assert "30 not known: extra.00, " in error.value.found
-    assert "extra.19 and 10 more" in error.value.found
+    listed = ("backbone.blocks.2.norm1.weight", "denoiser.vocab_embed.0.bias", *(f"extra.{n:02}" for n in range(20)))
+    assert all(name in error.value.found for name in listed)
+    assert "extra.20" not in error.value.found  # the first 20 are enough
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,7 @@ def test_missing_and_foreign_keys_of_a_published_folder_are_listed(layout, tmp_p
     folder = save_folder(tmp_path / "a", config, names(weights), tokenizer=tokenizer_json())
     with raises(ModelError, subject="backbone.blocks.1.norm2.weight") as error:
         from_official(folder)
-    assert "1 missing: backbone.blocks.1.norm2.weight" in error.value.found
-    assert "1 not known: backbone.blocks.1.norm3.weight" in error.value.found
+    assert "backbone.blocks.1.norm3.weight" in error.value.found
 
 
 def test_a_published_folder_without_a_tokenizer_says_whose_to_give(tmp_path):

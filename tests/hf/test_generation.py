@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.errors import raises
+
 transformers = pytest.importorskip("transformers")
 
 from adlm.errors import ConfigError, UnknownName  # noqa: E402
@@ -112,25 +114,25 @@ def test_the_result_can_be_a_dict_and_streamers_see_drafts():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error", "subject"),
     [
-        ({"max_denoising_step": 4}, UnknownName, "did you mean 'max_denoising_steps'"),
-        ({"t_min": 0.4}, UnknownName, "'t_min'"),
-        ({"num_beams": 2}, UnknownName, "known: .*max_denoising_steps.*sampler_config"),
-        ({"sampler_config": {"sampler": "none"}}, UnknownName, "sampler 'none'"),
+        ({"max_denoising_step": 4}, UnknownName, "max_denoising_step"),
+        ({"t_min": 0.4}, UnknownName, "t_min"),
+        ({"num_beams": 2}, UnknownName, "num_beams"),
+        ({"sampler_config": {"sampler": "none"}}, UnknownName, "none"),
         ({"sampler_config": {"stepz": 3}}, UnknownName, "stepz"),
         ({"sampler_config": {"_cls_name": "Other"}}, UnknownName, "Other"),
-        ({"sampler_config": 3}, ConfigError, "a value of type int"),
-        ({"sampler_config": Ancestral(), "top_p": 0.5}, ConfigError, "a sampler is complete"),
-        ({"do_sample": False, "temperature": 0.5}, ConfigError, "temperature with do_sample=False"),
-        ({"max_new_tokens": 100}, ConfigError, "room for 10 more"),
-        ({"max_new_tokens": 0}, ConfigError, "0 more are allowed"),
-        ({"num_return_sequences": 0}, ConfigError, "fewer than 1"),
-        ({"seed": 1, "generator": torch.Generator()}, ConfigError, "a seed and a generator"),
+        ({"sampler_config": 3}, ConfigError, "sampler_config"),
+        ({"sampler_config": Ancestral(), "top_p": 0.5}, ConfigError, "top_p"),
+        ({"do_sample": False, "temperature": 0.5}, ConfigError, "temperature"),
+        ({"max_new_tokens": 100}, ConfigError, "max_new_tokens"),
+        ({"max_new_tokens": 0}, ConfigError, "max_new_tokens"),
+        ({"num_return_sequences": 0}, ConfigError, "num_return_sequences"),
+        ({"seed": 1, "generator": torch.Generator()}, ConfigError, "seed"),
     ],
 )
-def test_what_is_not_known_is_refused(options, error, message):
-    with pytest.raises(error, match=message):
+def test_what_is_not_known_is_refused(options, error, subject):
+    with raises(error, subject=subject):
         MODEL.generate(PROMPT, **options)
 
 

@@ -173,7 +173,7 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     masked.save_pretrained(tmp_path)
     with raises(ConfigError, subject="AutoModelForMaskedLM"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    with raises(ModelError):
+    with raises(ModelError, subject=str(tmp_path / "nothing")):
         adlm.hf.add_remote_code(tmp_path / "nothing")
 
 

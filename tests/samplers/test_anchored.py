@@ -153,19 +153,18 @@ def test_two_stages_apart_write_what_they_write_together():
 
 
 @pytest.mark.parametrize(
-    "sampler",
+    ("sampler", "subject"),
     [
-        FirstHitting(stale_anchors=2),
-        Ordered(order=AnchorConfidence()),
-        Ordered(order=AnchorConfidence(), stale_anchors=2),
-        Ordered(agreeing=True),
+        (FirstHitting(stale_anchors=2), "stale_anchors"),
+        (Ordered(order=AnchorConfidence()), "anchor confidence"),
+        (Ordered(order=AnchorConfidence(), stale_anchors=2), "stale_anchors"),
+        (Ordered(agreeing=True), "anchor confidence"),
     ],
     ids=repr,
 )
-def test_models_of_one_stage_are_refused_where_anchors_are_needed(sampler):
-    with raises(ConfigError) as caught:
+def test_models_of_one_stage_are_refused_where_anchors_are_needed(sampler, subject):
+    with raises(ConfigError, subject=subject):
         sampler.sample(networks("mdlm")["mdlm"], Canvas.blank(1, 4, MASK), noise=Noise(0))
-    assert caught.value.subject in ("stale_anchors", "anchor confidence")
 
 
 def test_agreeing_needs_an_order_that_draws():

@@ -16,6 +16,7 @@ from adlm.samplers import (
     Temperature,
 )
 from tests.conftest import TableModel
+from tests.errors import raises
 from tests.samplers.processes import (
     MASK,
     VOCABULARY,
@@ -147,16 +148,16 @@ def test_a_row_that_has_ended_is_not_continued():
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "subject"),
     [
-        {"size": 0},
-        {"size": 4, "window": 3},
-        {"inner": Blocks()},
-        {"filters": (Temperature(0.5),)},
-        {"stale_anchors": 2},
+        ({"size": 0}, "block_size"),
+        ({"size": 4, "window": 3}, "window"),
+        ({"inner": Blocks()}, "Blocks.inner"),
+        ({"filters": (Temperature(0.5),)}, "Blocks.filters"),
+        ({"stale_anchors": 2}, "Blocks.stale_anchors"),
     ],
     ids=repr,
 )
-def test_blocks_that_mean_nothing_are_refused(arguments):
-    with pytest.raises(ConfigError):
+def test_blocks_that_mean_nothing_are_refused(arguments, subject):
+    with raises(ConfigError, subject=subject):
         Blocks(**arguments)

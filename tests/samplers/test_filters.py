@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.randomness import Noise
 from adlm.samplers import (
     Allowed,
@@ -193,20 +193,20 @@ def test_the_mask_cannot_be_forced():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "subject"),
     [
-        lambda: Temperature(-0.1),
-        lambda: Temperature(math.nan),
-        lambda: TopK(0),
-        lambda: TopP(0.0),
-        lambda: TopP(1.1),
-        lambda: MinP(1.5),
-        lambda: RepetitionPenalty(0.0),
-        lambda: filtered(Banned((7,)), [0.0, 1.0]),
-        lambda: filtered(Allowed((-1,)), [0.0, 1.0]),
-        lambda: filtered(Forced(0, 2), [0.0, 1.0]),
+        (lambda: Temperature(-0.1), "temperature"),
+        (lambda: Temperature(math.nan), "temperature"),
+        (lambda: TopK(0), "top_k"),
+        (lambda: TopP(0.0), "top_p"),
+        (lambda: TopP(1.1), "top_p"),
+        (lambda: MinP(1.5), "min_p"),
+        (lambda: RepetitionPenalty(0.0), "repetition_penalty"),
+        (lambda: filtered(Banned((7,)), [0.0, 1.0]), "tokens to ban"),
+        (lambda: filtered(Allowed((-1,)), [0.0, 1.0]), "tokens to allow"),
+        (lambda: filtered(Forced(0, 2), [0.0, 1.0]), "tokens to force"),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(make):
-    with pytest.raises(ConfigError):
+def test_numbers_that_mean_nothing_are_refused(make, subject):
+    with raises(OutOfRange, subject=subject):
         make()

@@ -11,6 +11,7 @@ from adlm.randomness import Noise
 from adlm.samplers.hole_lengths import ContextMasking, context_nats
 from adlm.types import Batch
 from tests.conftest import TableModel
+from tests.errors import raises
 
 MASK = 3
 VOCABULARY = Vocabulary(4, MASK)
@@ -102,5 +103,5 @@ def test_a_text_that_is_all_hole_costs_nothing():
 
 def test_left_to_right_models_are_refused():
     model = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=True)).build(VOCABULARY)
-    with pytest.raises(ConfigError, match="give the length"):
+    with raises(ConfigError, subject="lengths"):
         context_nats(model, [[MASK, 0]], [[True, True]], noise=Noise(0))

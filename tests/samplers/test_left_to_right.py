@@ -17,6 +17,7 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.randomness import Noise
 from adlm.samplers import Canvas, Forced, LeftToRight, RepetitionPenalty, TopK
+from tests.errors import raises
 
 MASK, STOP = 6, 0
 STACK = StackConfig(width=16, heads=2, layers=2, causal=True, convolution=3)
@@ -187,5 +188,5 @@ def test_samples_have_the_law_of_the_model(config):
 def test_learned_positions_end_where_they_end():
     model = built(OneStageConfig(STACK, positions=4))
     assert LeftToRight().sample(model, Canvas.blank(1, 4, MASK), noise=Noise(0)).tokens.shape == (1, 4)
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, subject="positions"):
         LeftToRight().sample(model, Canvas.blank(1, 5, MASK), noise=Noise(0))

@@ -24,6 +24,7 @@ from adlm.samplers import (
 )
 from adlm.samplers.paces import Ranked
 from tests.conftest import TableModel
+from tests.errors import raises
 from tests.samplers.processes import MASK, VOCABULARY, assert_drawn_from, inconsistent, networks, number, states
 
 # Three positions, whatever stands around them. Entropies 0.69, 0.95, 0.74; margins 0, 0.4, 0.11.
@@ -161,16 +162,16 @@ def test_models_that_are_told_the_time_are_told_the_share_of_masks_they_see():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "subject"),
     [
-        lambda: PerStep(0),
-        lambda: InSteps(0),
-        lambda: EntropyBound(-1.0),
-        lambda: EntropyBound(math.nan),
-        lambda: Ordered(order=AnyOrder(), agreeing=True),
-        lambda: Ordered(stale_anchors=0),
+        (lambda: PerStep(0), "tokens_per_step"),
+        (lambda: InSteps(0), "steps"),
+        (lambda: EntropyBound(-1.0), "gamma"),
+        (lambda: EntropyBound(math.nan), "gamma"),
+        (lambda: Ordered(order=AnyOrder(), agreeing=True), "Ordered.agreeing"),
+        (lambda: Ordered(stale_anchors=0), "stale_anchors"),
     ],
 )
-def test_orders_and_paces_that_mean_nothing_are_refused(make):
-    with pytest.raises(ConfigError):
+def test_orders_and_paces_that_mean_nothing_are_refused(make, subject):
+    with raises(ConfigError, subject=subject):
         make()

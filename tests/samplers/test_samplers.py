@@ -330,14 +330,14 @@ def test_the_wrong_sampler_and_nonsense_are_refused():
         LeftToRight().sample(model_of("mdlm"), Canvas.blank(1, 4, MASK), noise=Noise(0))
     with raises(ConfigError, subject="rows"):
         Canvas.infilling([[1], [1, 2]], MASK)
-    for make in (
-        lambda: Ancestral(steps=0),
-        lambda: Cap(1.5),
-        lambda: Rescale(-0.1),
-        lambda: FlowCorrector(-1.0),
-        lambda: Loop(t_on=0.1, t_off=0.2),
-        lambda: Loop(alpha_on=1.0),
-        lambda: FirstHitting(stale_anchors=0),
+    for make, subject in (
+        (lambda: Ancestral(steps=0), "steps"),
+        (lambda: Cap(1.5), "eta"),
+        (lambda: Rescale(-0.1), "eta"),
+        (lambda: FlowCorrector(-1.0), "strength, a and b"),
+        (lambda: Loop(t_on=0.1, t_off=0.2), "t_off, t_on, alpha_on"),
+        (lambda: Loop(alpha_on=1.0), "t_off, t_on, alpha_on"),
+        (lambda: FirstHitting(stale_anchors=0), "stale_anchors"),
     ):
-        with pytest.raises(ConfigError):
+        with raises(ConfigError, subject=subject):
             make()

@@ -213,7 +213,7 @@ def test_diffusion_settings_that_mean_nothing_are_refused():
         DiffusionReasoningData(Sums(), room=4).table("test", TOKENIZER)
     with raises(ConfigError, subject="filters"):
         AnchorsFirst(filters=(Temperature(0.5),))
-    with raises(ConfigError):
+    with raises(ConfigError, subject="Ordered"):
         answer_by_denoising(network(), ROWS, TOKENIZER)
 
 

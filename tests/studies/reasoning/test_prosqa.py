@@ -191,21 +191,21 @@ GOOD = {"question": "Is Tom a terpus or lempus?", "steps": ["Tom is a terpus."],
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "field"),
     [
-        ({"question": ""}, "question is ''"),
-        ({"answer": None}, "answer is None"),
-        ({"steps": []}, "steps is []"),
-        ({"steps": "Tom is a terpus."}, "steps is Tom"),
-        ({"steps": ["Tom is a terpus.", 5]}, "steps is ["),
-        ({"steps": ["it is so."]}, "steps without a name"),
+        ({"question": ""}, "question"),
+        ({"answer": None}, "answer"),
+        ({"steps": []}, "steps"),
+        ({"steps": "Tom is a terpus."}, "steps"),
+        ({"steps": ["Tom is a terpus.", 5]}, "steps"),
+        ({"steps": ["it is so."]}, "steps"),
     ],
 )
-def test_a_malformed_problem_is_named_with_file_and_entry(tmp_path, change, found):
+def test_a_malformed_problem_is_named_with_file_and_entry(tmp_path, change, field):
     (tmp_path / "prosqa_test.json").write_text(json.dumps([GOOD, GOOD | change]))
     with raises(DataError, subject=f"{tmp_path}/prosqa_test.json, element 2") as caught:
         ProsQA(folder=str(tmp_path)).problems("test")
-    assert found in caught.value.found
+    assert field in caught.value.found
     assert caught.value.fix
 
 
@@ -221,7 +221,7 @@ def test_any_object_is_read_or_refused(tmp_path_factory, entry):
 
 def test_a_broken_file_is_refused(tmp_path):
     (tmp_path / "prosqa_test.json").write_text(json.dumps([GOOD])[:-20])
-    with raises(DataError):
+    with raises(DataError, subject=f"{tmp_path}/prosqa_test.json, element 1"):
         ProsQA(folder=str(tmp_path)).problems("test")
 
 

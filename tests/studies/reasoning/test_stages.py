@@ -127,7 +127,7 @@ def test_stages_that_are_done_are_not_trained_again(tmp_path):
     assert again.trained == []
     other = curriculum_stages(replace(CURRICULUM, anchor_weight=0.5), tmp_path)
     assert not any(stage.finished for stage in other)
-    with raises(ConfigError):
+    with raises(ConfigError, subject="objective.anchor_weight"):
         train_in_stages(other, device="cpu", callbacks=again, curves=False)
     with raises(ConfigError, subject="stages"):
         train_in_stages([])
@@ -213,7 +213,7 @@ def test_a_model_of_transformers_to_begin_with_is_known_by_its_config(tmp_path):
     assert isinstance(base.network, TransformersCausalConfig)
     assert (base.init, base.tokenizer, base.objective) == (Pretrained(str(tmp_path)), str(tmp_path), None)
     (tmp_path / "config.json").write_text("nonsense")
-    with raises(ModelError):
+    with raises(ModelError, subject="config.json"):
         starting_model(str(tmp_path))
 
 
