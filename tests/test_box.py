@@ -60,5 +60,5 @@ def test_a_folder_of_that_name_is_another_model(tmp_path, monkeypatch, box):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "box").mkdir()
     assert adlm.load("box").config == box.config
-    with raises(adlm.AdlmError, subject="box"):
+    with raises(adlm.AdlmError, subject="config.json"):
         adlm.load("./box")

@@ -217,7 +217,7 @@ def test_what_is_not_a_list_of_names_is_no_import(workspace):
         registry.offer_imports(wrong, workspace)
     assert registry._stored == []
     registry.offer_imports(["os; import sys", "../os"], workspace)
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, subject="os; import sys"):
         registry.find("objective", "Heavier")
 
 

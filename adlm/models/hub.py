@@ -108,7 +108,7 @@ def has_edited_card(name: str, *, revision: str | None, token: str | bool | None
 def explained(asked: str, *, subject: str = "") -> Iterator[None]:
     """The errors of the Hub's library as `ModelError`s."""
 
-    def refused(found: str, fix: str) -> ModelError:
+    def refused(found: str, fix: str, subject: str = subject) -> ModelError:
         return ModelError(asked, found, fix, subject=subject)
 
     login = "a private one needs `hf auth login`"
@@ -122,7 +122,8 @@ def explained(asked: str, *, subject: str = "") -> Iterator[None]:
     except RepositoryNotFoundError as error:
         raise refused("no such model on the Hub", f"check owner/name; {login}") from error
     except RevisionNotFoundError as error:
-        raise refused("the model has no such revision", "name a branch, a tag or a commit of it") from error
+        fix = "name a branch, a tag or a commit of it"
+        raise refused("the model has no such revision", fix, "revision") from error
     except OfflineModeIsEnabled as error:
         raise refused(f"the Hub cannot be asked: {_first_line(error)}", "unset HF_HUB_OFFLINE") from error
     except LocalEntryNotFoundError as error:
@@ -131,7 +132,8 @@ def explained(asked: str, *, subject: str = "") -> Iterator[None]:
         raise refused(found, "check the network and HF_HUB_OFFLINE, or name a folder") from error
     except EntryNotFoundError as error:
         found = f"the repository has no {FILES[0]}: it is no model of this package"
-        raise refused(found, "check owner/name; `adlm convert` makes models of official checkpoints") from error
+        fix = "check owner/name; `adlm convert` makes models of official checkpoints"
+        raise refused(found, fix, FILES[0]) from error
     except HFValidationError as error:
         raise refused(_first_line(error), "give owner/name") from error
     except HfHubHTTPError as error:

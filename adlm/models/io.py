@@ -159,7 +159,7 @@ def read_config(folder: Path, asked: str) -> ModelConfig:
     try:
         return from_json(ModelConfig, data, where=CONFIG)
     except AdlmError as error:
-        found = f"{error.asked.removeprefix('asked ')}: {error.found}"
+        found = ": ".join(filter(None, (error.asked.removeprefix("asked "), error.found)))
         raise ModelError(asked, found, error.fix, subject=error.subject or CONFIG) from error
     except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise refused(f"is invalid: {error}") from error

@@ -204,7 +204,7 @@ def test_pickled_weights_and_foreign_code_are_refused(gpt2, tmp_path):
     config |= {"model_type": "strange", "auto_map": {"AutoModelForCausalLM": "code.Model", "AutoConfig": "code.Config"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text("raise SystemExit('ran')")
-    with pytest.raises(ModelError):
+    with raises(ModelError, subject=str(tmp_path)):
         open_judge(str(tmp_path))
 
 

@@ -201,8 +201,13 @@ def test_long_contexts_lose_their_beginning_and_long_continuations_are_refused()
 
 def test_settings_that_mean_nothing_are_refused():
     model = build(False)
-    for settings in ({"draws": 0}, {"batch": 0}, {"length": LENGTH + 1}, {"length": 1}):
-        with pytest.raises(ConfigError):
+    for settings, subject in (
+        ({"draws": 0}, "draws"),
+        ({"batch": 0}, "batch_size"),
+        ({"length": LENGTH + 1}, "length"),
+        ({"length": 1}, "length"),
+    ):
+        with raises(ConfigError, subject=subject):
             scorer(model, **settings)
     torch.nn.init.constant_(model.network.head.weight, math.nan)
     with raises(ModelError, subject="nats"):

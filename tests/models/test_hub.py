@@ -174,7 +174,7 @@ def attempt(name, call):
     try:
         found[name] = call()
     except adlm.AdlmError as error:
-        found[name] = [type(error).__name__, error.asked, error.found, error.fix]
+        found[name] = [type(error).__name__, error.subject, error.fix]
 
 def digest(model):
     return [float(p.double().abs().sum()) for p in model.network.parameters()]
@@ -297,24 +297,22 @@ def test_nothing_but_what_is_needed_is_fetched(world: Any, hub: FakeHub) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "fix"),
+    ("name", "subject", "command"),
     [
-        ("absent", "no such model on the Hub", "check owner/name"),
-        ("revision", "no such revision", "a branch, a tag or a commit"),
-        ("gated", "the model is gated", "ask for access"),
-        ("transformers", "a config of the library transformers, model type 'gpt2'", "adlm convert"),
-        ("empty", "the repository has no config.json", "check owner/name"),
-        ("partial", "no tokenizer.json", "name a folder"),
+        ("absent", "me/absent", "hf auth login"),
+        ("revision", "revision", ""),
+        ("gated", "me/gated", "hf auth login"),
+        ("transformers", "model_type gpt2", "adlm convert"),
+        ("empty", "config.json", "adlm convert"),
+        ("partial", "tokenizer.json", "adlm train"),
     ],
 )
 def test_what_the_hub_does_not_have_is_named(
-    world: tuple[dict[str, Any], Path], name: str, found: str, fix: str
+    world: tuple[dict[str, Any], Path], name: str, subject: str, command: str
 ) -> None:
-    kind, asked, said, advice = world[0][name]
-    assert kind == "ModelError"
-    assert asked.startswith("asked to load the model '")
-    assert found in said
-    assert fix in advice
+    *told, fix = world[0][name]
+    assert told == ["ModelError", subject]
+    assert command in fix
 
 
 def test_without_a_network_the_cache_is_used_and_what_is_not_there_is_named(
@@ -323,13 +321,10 @@ def test_without_a_network_the_cache_is_used_and_what_is_not_there_is_named(
     online, home = world
     found = run(OFFLINE, tmp_path, home, HF_HUB_OFFLINE="1")
     assert found["loaded"] == online["loaded"]
-    kind, asked, said, fix = found["absent"]
-    assert kind == "ModelError"
-    assert asked == "asked to load the model 'me/never-seen', which is no folder here"
-    assert "the Hub cannot be reached, and the model is not in the cache" in said
-    assert "HF_HUB_OFFLINE" in fix
-    assert found["partial"][0] == found["push"][0] == "ModelError"
-    assert found["push"][1] == "asked to push a model to 'me/model'"
+    assert found["absent"][:2] == ["ModelError", "me/never-seen"]
+    assert "HF_HUB_OFFLINE" in found["absent"][2]
+    assert found["partial"][:2] == ["ModelError", "tokenizer.json"]
+    assert found["push"][:2] == ["ModelError", "me/model"]
 
 
 @pytest.mark.slow  # the Hub's own client is patient
@@ -345,10 +340,8 @@ attempt("push", lambda: push_folder(Path(folder), "me/model"))
     model.save(tmp_path)
     found = run(program, tmp_path, home, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
     assert found["loaded"] == online["loaded"]
-    assert found["absent"][0] == found["push"][0] == "ModelError"
-    assert "the Hub cannot be reached, and the model is not in the cache" in found["absent"][2]
-    assert "check the network" in found["absent"][3]
-    assert "check the network" in found["push"][3]
+    assert found["absent"][:2] == ["ModelError", "me/never-seen"]
+    assert found["push"][:2] == ["ModelError", "me/model"]
 
 
 @pytest.mark.parametrize(
@@ -356,10 +349,8 @@ attempt("push", lambda: push_folder(Path(folder), "me/model"))
 )
 def test_what_is_neither_folder_nor_name_is_refused_at_once(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError) as caught:
+    with raises(ModelError, subject=name or "config.json"):  # no name at all is this folder
         adlm.load(name)
-    assert caught.value.asked == f"asked to load the model {name!r}"
-    assert "owner/name" in caught.value.fix or "config.json" in caught.value.found
     with raises(ModelError, subject="owner/name"):
         adlm.load(Path("owner/name"))
 
@@ -380,5 +371,5 @@ def test_the_mixin_s_way_of_saving_is_ours(model: TextModel, tmp_path: Path) -> 
     assert model.save_pretrained(tmp_path, model_card_kwargs={"licence": "mit"}) is None
     assert "license: mit" in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert TextModel.from_pretrained(tmp_path).config == model.config
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, subject="config"):
         model.save_pretrained(tmp_path, config={"width": 3})

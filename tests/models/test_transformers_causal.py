@@ -197,9 +197,9 @@ def test_a_pretrained_start_refuses_what_does_not_fit(tmp_path):
     wrong = json.dumps({**json.loads(architecture_of(tmp_path)), "rms_norm_eps": 0.1})
     with raises(ModelError, subject="rms_norm_eps"):
         start.apply(TransformersCausalConfig(wrong).build(VOCABULARY), TOKENIZER)
-    with raises(ModelError):
+    with raises(ModelError, subject="init"):
         start.apply(OneStageConfig().build(VOCABULARY), TOKENIZER)
-    with raises(ModelError):
+    with raises(ModelError, subject="nowhere at all"):
         replace(start, model="nowhere at all").apply(model, TOKENIZER)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -134,9 +134,10 @@ def test_a_full_disk_is_named_and_what_was_saved_stays(whole, small_disk, tmp_pa
             while True:
                 file.write(bytes(4096))
 
-    with pytest.raises(TrainingError) as caught:
+    with raises(TrainingError) as caught:
         fit(SMALL, out, callbacks=[At(5, fill)])
-    assert "no space left on device" in caught.value.found.lower()
+    assert caught.value.subject.startswith(str(out))
+    assert "no space left on device" in caught.value.found.lower()  # the system's words
     assert checkpoint_steps(out) == [3]
     ballast.unlink()
     assert same(trained(SMALL, out), whole) == ALL_THE_SAME
@@ -311,7 +312,7 @@ def test_starting_again_never_leaves_old_weights_beside_a_new_config(tmp_path):
     wider = replace(SMALL, network=replace(SMALL.network, anchor=replace(SMALL.network.anchor, width=32)))
 
     def look() -> None:
-        with pytest.raises(ModelError):
+        with raises(ModelError, subject="model.safetensors"):
             load_model(out)
 
     fit(wider, out, options=FitOptions(resume="never"), callbacks=[At(1, look)])
@@ -354,7 +355,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
 
 
 def test_steps_that_are_not_finite_are_left_out_and_counted_when_asked(tmp_path):
-    with pytest.raises(TrainingError):
+    with raises(TrainingError, subject=f"step {DONE + 1}"):
         fit(poisoned(), tmp_path / "stopped", callbacks=[])
     said = Messages()
     fit(poisoned(), tmp_path / "stopped", options=FitOptions(on_nonfinite="skip"), callbacks=[said])

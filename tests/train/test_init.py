@@ -151,7 +151,7 @@ def test_models_of_another_kind_are_named(tmp_path):
 
 
 def test_a_model_that_is_not_there_is_an_error_of_the_model(tmp_path):
-    with pytest.raises(ModelError):
+    with raises(ModelError, subject=str(tmp_path / "nowhere")):
         Finetune(str(tmp_path / "nowhere")).apply(ONE.build(VOCABULARY), TOKENIZER)
 
 

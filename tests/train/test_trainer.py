@@ -248,7 +248,7 @@ def test_the_loss_divides_by_the_tokens_of_the_global_batch(tmp_path):
 def test_batches_that_cannot_be_are_refused(tmp_path):
     with raises(ConfigError, subject="train.tokens_per_step"):
         fitted(with_train(tokens_per_step=100), tmp_path)
-    with pytest.raises(DataError):
+    with raises(DataError, subject="synthetic-train"):
         fitted(with_train(tokens_per_step=16 * 128), tmp_path)
 
 
