@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from adlm.data.prepare import prepare
     from adlm.errors import AdlmError
     from adlm.recipes.named import recipe
+    from adlm.registry import register
     from adlm.text_model import TextModel, load
     from adlm.train.fit import fit
     from adlm.train.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["AdlmError", "Run", "TextModel", "fit", "load", "open_source", "prepare", "recipe", "samplers"]
+__all__ = ["AdlmError", "Run", "TextModel", "fit", "load", "open_source", "prepare", "recipe", "register", "samplers"]
 
 _HOMES = {
     "AdlmError": "adlm.errors",
@@ -25,6 +26,7 @@ _HOMES = {
     "open_source": "adlm.data.catalog",
     "prepare": "adlm.data.prepare",
     "recipe": "adlm.recipes.named",
+    "register": "adlm.registry",
 }
 
 

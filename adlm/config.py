@@ -1,31 +1,27 @@
 """Frozen dataclasses to JSON and back, strictly: what is not known is named, never ignored.
 
-A value is written as its fields plus `kind`, its class. Only classes of this package's own list can come back.
+A value is written as its fields and its `kind`, the name of its class. Where a field may hold one of several classes,
+the registry says which class a kind is.
 """
 
 import json
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from adlm import registry
 from adlm.errors import ConfigError, UnknownName
 
 T = TypeVar("T")
 
-# What version 0.1 called kinds and fields: its saved models, runs and configurations still load.
-_OLD_KINDS = {
-    "AtPlaces": "AtPositions",
-    "Fresh": "RandomInit",
-    "RandomShare": "RandomFraction",
-    "Spread": "LowDiscrepancyTimes",
-}
+# What version 0.1 called fields; the kinds it had are aliases in the registry.
 _OLD_FIELDS: dict[str, dict[str, str]] = {
     "AnchoredCrossEntropy": {"share": "fraction"},
     "Anelbo": {"share": "fraction"},
     "AtPositions": {"places": "positions"},
     "Corpus": {"rows": "packing"},
-    "Curriculum": {"start": "init"},
+    "Curriculum": {"rows": "batch_size", "start": "init"},
     "DegradedAnelbo": {"share": "fraction"},
     "ModelConfig": {"rows": "packing"},
     "RandomFraction": {"share": "fraction"},
@@ -52,14 +48,14 @@ def renamed(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     kind = data.get("kind")
-    fields_of = _OLD_FIELDS.get(_OLD_KINDS.get(kind, kind), {}) if isinstance(kind, str) else {}
+    if not isinstance(kind, str):
+        return {key: renamed(value) for key, value in data.items()}
+    kind = registry.current_kind(kind)
+    names = _OLD_FIELDS.get(kind, {})
     found = {
-        fields_of.get(key, key) if fields_of.get(key) not in data else key: renamed(value)
-        for key, value in data.items()
+        names.get(key, key) if names.get(key) not in data else key: renamed(value) for key, value in data.items()
     }
-    if isinstance(kind, str):
-        found["kind"] = _OLD_KINDS.get(kind, kind)
-    return found
+    return {**found, "kind": kind}
 
 
 def to_json(value: Any) -> Any:
@@ -71,17 +67,9 @@ def to_json(value: Any) -> Any:
         }
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     return value
-
-
-def _kinds(base: type[Any]) -> dict[str, type[Any]]:
-    """`base` and every finished class below it, by name."""
-    found = {} if getattr(base, "__abstractmethods__", None) else {base.__name__: base}
-    for child in base.__subclasses__():
-        found.update(_kinds(child))
-    return found
 
 
 def from_json(expected: type[T], data: Any, *, where: str = "config") -> T:
@@ -94,53 +82,116 @@ def from_json(expected: type[T], data: Any, *, where: str = "config") -> T:
 
 
 def _read(expected: Any, data: Any, where: str) -> Any:
-    if isinstance(data, str) and is_dataclass(expected):
-        data = {"kind": data}  # a value by the name of its kind
-    if isinstance(data, dict) and isinstance(expected, type) and is_dataclass(expected):
-        kinds = _kinds(expected)
-        kind = data.get("kind", expected.__name__)
-        if kind not in kinds:
-            raise UnknownName(f"kind of {expected.__name__} at {where}", str(kind), kinds)
-        cls = kinds[kind]
-        hints = get_type_hints(cls)
-        names = [field.name for field in fields(cls)]
-        for key in data:
-            if key != "kind" and key not in names:
-                raise UnknownName(f"field of {kind} at {where}", key, names)
-        missing = [
-            field.name
-            for field in fields(cls)
-            if field.name not in data and field.default is MISSING and field.default_factory is MISSING
-        ]
-        if missing:
-            raise ConfigError(f"asked to read {kind} at {where}", f"no {', '.join(missing)}", "add what is missing")
-        values = {key: _read(hints[key], item, f"{where}.{key}") for key, item in data.items() if key != "kind"}
-        return cls(**values)
-    return _plain(expected, data, where)
-
-
-def _plain(expected: Any, data: Any, where: str) -> Any:
-    """A value that is not a dataclass."""
-    origin = get_origin(expected)
+    origin, inner = get_origin(expected) or expected, get_args(expected)
     if origin in (Union, types.UnionType):
-        if data is None and type(None) in get_args(expected):
+        return _union(expected, inner, data, where)
+    if origin is Literal:
+        if any(data == each and type(data) is type(each) for each in inner):
+            return data
+    elif origin is Any or origin is object:
+        return data
+    elif isinstance(origin, type) and is_dataclass(origin):
+        if isinstance(data, str):
+            data = {"kind": registry.current_kind(data)}  # a value by the name of its kind
+        if isinstance(data, dict):
+            return _dataclass(origin, data, where)
+    elif origin in (tuple, list, Sequence):
+        if isinstance(data, list):
+            return _items(expected, origin, inner, data, where)
+    elif origin in (dict, Mapping):
+        if isinstance(data, dict):
+            key, value = inner or (Any, Any)
+            return {_key(key, name, where): _read(value, item, f"{where}.{name}") for name, item in data.items()}
+    elif origin in (None, type(None)):
+        if data is None:
             return None
-        options = [option for option in get_args(expected) if option is not type(None)]
-        return _read(options[0], data, where)
-    if origin is tuple and isinstance(data, list):
-        kind, *more = get_args(expected)
-        if more == [...]:
-            return tuple(_read(kind, item, f"{where}[{i}]") for i, item in enumerate(data))
-        return tuple(data)
-    plain = origin or expected
-    if plain is float and isinstance(data, int) and not isinstance(data, bool):
+    elif origin is float and type(data) is int:
         return float(data)
-    if not isinstance(plain, type) or not isinstance(data, plain) or (plain is int and isinstance(data, bool)):
-        name = "list" if plain is tuple else getattr(plain, "__name__", str(plain))
-        raise ConfigError(
-            f"asked to read {where}", f"{data!r}, a {type(data).__name__}", f"give a value of type {name}"
-        )
-    return data
+    elif type(data) is origin:
+        return data
+    raise _wrong(expected, data, where)
+
+
+def _wrong(expected: Any, data: Any, where: str) -> ConfigError:
+    return ConfigError(f"{where} must be {_name(expected)}, got {json.dumps(data, default=repr)}", subject=where)
+
+
+def _name(expected: Any) -> str:
+    """A type as a person says it."""
+    origin, inner = get_origin(expected) or expected, get_args(expected)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_name, inner))
+    if origin is Literal:
+        return " or ".join(map(json.dumps, inner))
+    if origin in (tuple, list, Sequence):
+        if origin is tuple and inner and Ellipsis not in inner:
+            return f"a list of {len(inner)} values"
+        return f"a list, each {_name(inner[0])}" if inner else "a list"
+    if origin in (None, type(None)):
+        return "null"
+    plain = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "an object"}
+    return plain.get(origin, f"a {getattr(origin, '__name__', origin)}")
+
+
+def _union(expected: Any, members: Sequence[Any], data: Any, where: str) -> Any:
+    """By the first member that fits, an exact one before one that converts: 3 is an int where float is possible too."""
+    failures: list[ConfigError] = []
+    for member in sorted(members, key=lambda each: type(data) is not each):
+        try:
+            return _read(member, data, where)
+        except ConfigError as error:
+            failures.append(error)
+    # What is wrong inside a value says more than that none of the members fits.
+    deeper = [error for error in failures if isinstance(error, UnknownName) or error.subject != where]
+    raise deeper[0] if deeper else _wrong(expected, data, where)
+
+
+def _items(expected: Any, origin: Any, inner: Sequence[Any], data: list[Any], where: str) -> Any:
+    kinds: Sequence[Any]
+    if origin is tuple and inner and inner[-1] is not Ellipsis:
+        kinds = [] if inner == ((),) else inner
+        if len(kinds) != len(data):
+            raise _wrong(expected, data, where)
+    else:
+        kinds = [inner[0] if inner else Any] * len(data)
+    read = [_read(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, data, strict=True))]
+    return read if origin is list else tuple(read)
+
+
+def _key(expected: Any, name: str, where: str) -> Any:
+    """Keys are text in JSON; numbers are read from it."""
+    if expected in (str, Any):
+        return name
+    try:
+        return _read(expected, json.loads(name), where)
+    except (ValueError, ConfigError):
+        raise _wrong(expected, name, f"a key of {where}") from None
+
+
+def _dataclass(expected: type[Any], data: dict[str, Any], where: str) -> Any:
+    cls = _class(expected, data.get("kind", expected.__name__), where)
+    kind, hints = cls.__name__, get_type_hints(cls)
+    known = {field.name: field for field in fields(cls) if field.init}
+    for key in data:
+        if key != "kind" and key not in known:
+            raise UnknownName(f"field of {kind} at {where}", str(key), known)
+    for name, field in known.items():
+        if name not in data and field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(f"{where} has no {name}, which {kind} needs", subject=f"{where}.{name}")
+    return cls(**{key: _read(hints[key], item, f"{where}.{key}") for key, item in data.items() if key != "kind"})
+
+
+def _class(expected: type[Any], kind: object, where: str) -> type[Any]:
+    """The class of a kind where `expected` is wanted."""
+    finished = not getattr(expected, "__abstractmethods__", None)
+    if kind == expected.__name__ and finished:
+        return expected
+    group = registry.group_of(expected)
+    found = registry.lookup(group, kind) if group and isinstance(kind, str) else None
+    if isinstance(found, type) and issubclass(found, expected) and not getattr(found, "__abstractmethods__", None):
+        return found
+    known = registry.kinds(group) if group else {expected.__name__: expected}
+    raise UnknownName(f"kind of {expected.__name__} at {where}", str(kind), known)
 
 
 def with_changes(value: T, changes: Sequence[str]) -> T:
@@ -154,27 +205,32 @@ def with_changes(value: T, changes: Sequence[str]) -> T:
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals or not path:
-            raise ConfigError(f"asked to set {change!r}", "no NAME=VALUE", "write as in train.steps=1000")
+            raise ConfigError(
+                f"asked to set {change!r}", "no NAME=VALUE", "write as in train.steps=1000", subject=change
+            )
         *parents, last = path.split(".")
         inner = data
         for depth, name in enumerate([*parents, last]):
             where = ".".join(parents[:depth]) or "the run"
             if not isinstance(inner, dict) or "kind" not in inner:
-                raise ConfigError(f"asked to set {path}", f"{where} has no fields of its own", f"set {where}")
+                raise ConfigError(
+                    f"asked to set {path}", f"{where} has no fields of its own", f"set {where}", subject=path
+                )
             name = _OLD_FIELDS.get(inner["kind"], {}).get(name, name)
             if name not in inner or name == "kind":
                 raise UnknownName(f"field of {inner['kind']} at {where}", name, [key for key in inner if key != "kind"])
             if depth < len(parents):
                 inner = inner[name]
             else:
-                inner[name] = _literal(text)
+                inner[name] = literal(text)
         # Whole again after each change, so that the next may reach into what this one put there.
         value = from_json(type(value), data)
         data = to_json(value)
     return value
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
+    """The value of an option that is written as JSON, or as text without quotes."""
     try:
         return json.loads(text)
     except ValueError:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from huggingface_hub import HfApi, ModelCard, ModelHubMixin
 from torch import Tensor
 
+from adlm import registry
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
 from adlm.evaluate.bound import mean_of, position_nats
@@ -103,7 +104,10 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             cache_dir=cache_dir,
             local_files_only=local_files_only,
         )
-        return cls(*load_model(folder, asked=asked))
+        model = cls(*load_model(folder, asked=asked))
+        if Path(pretrained_model_name_or_path).is_dir():  # never for a model of the Hub
+            registry.offer_imports((model.config.run or {}).get("imports"), folder)
+        return model
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload the model; returns the address of the commit. A card that was edited on the Hub stays.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import adlm
-from adlm_studies.report.recording import record
+from adlm_studies.report.recording import record_generation
 from adlm_studies.report.sections import Player
 
 COLUMNS, CHARACTER, LINE, MARGIN = 64, 8.4, 30, 24
@@ -34,7 +34,7 @@ def words_of(player: Player) -> list[Word]:
         text.update((position, token) for position, token in frame.tokens if token is not None)
     for number, frame in enumerate(player.frames):
         written.update((position, number) for position, token in frame.tokens if token is not None)
-        for position, ranking, _ in frame.guesses:
+        for position, ranking, _ in frame.predictions:
             if ranking and ranking[0][0] == text[position]:
                 expected.setdefault(position, number)
             else:
@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     model = adlm.load(options.model)
     length = model.config.packing.length
-    player = record(
+    player = record_generation(
         model, title="", sampler="ancestral", seed=options.seed, frames=65, steps=64, block_size=length, top_p=0.8
     )
     words = words_of(player)

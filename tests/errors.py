@@ -10,7 +10,7 @@ from adlm.errors import AdlmError
 
 
 @contextmanager
-def raises(kind: type[AdlmError], **fields: Any) -> Iterator[pytest.ExceptionInfo[AdlmError]]:
+def raises(kind: type[AdlmError], /, **fields: Any) -> Iterator[pytest.ExceptionInfo[AdlmError]]:
     """`pytest.raises`, with the fields that the error must have: `raises(OutOfRange, subject="n", value=80)`."""
     with pytest.raises(kind) as info:
         yield info

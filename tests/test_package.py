@@ -26,6 +26,7 @@ LAYERS = [
     ["diffusion"],
     ["anchors", "models", "data"],
     ["config"],
+    ["registry"],
     ["types", "errors", "memory", "randomness", "distributed"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
@@ -38,7 +39,9 @@ def part_of(module: str) -> str:
 
 def imports(path: Path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "adlm":
+        if isinstance(node, ast.ImportFrom) and node.module == "adlm":
+            yield from (f"adlm.{alias.name}" if alias.name in RANK else "adlm" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "adlm":
             yield node.module
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "adlm")

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
-from adlm import __version__
-from adlm.errors import AdlmError, Interrupted, UnknownName
+from adlm import __version__, registry
+from adlm.errors import AdlmError, ConfigError, Interrupted, UnknownName
 from adlm.memory import keep_freed_memory
 
 COMMANDS = {
@@ -29,12 +29,13 @@ COMMANDS = {
     "sample": "write texts, on from a prompt or out of nothing; --live shows them appear",
     "serve": "models over HTTP: OpenAI's completions, infilling, scores, and texts streamed while they appear",
     "studio": "a page on which texts appear around their anchors, to watch and to take a hand in",
-    "train": "train a model by a recipe, on one process or under torchrun; stopped, it goes on where it was",
+    "train": "train a model by a recipe, on one process or under torchrun; a stopped run resumes",
 }
 
 ABOUT = """Anchored diffusion language models: train, measure, sample, explain and serve them.
 
-  --version  print the version"""
+  --version        print the version
+  --import MODULE  with any command: first import a module that registers classes of yours (see the page "Extend")"""
 
 
 class Command(NamedTuple):
@@ -89,6 +90,21 @@ def _run(words: Sequence[str], package: str, prog: str) -> None:
     tyro.cli(module.command, prog=f"{prog} {name}", args=rest)
 
 
+def _without_imports(words: Sequence[str]) -> list[str]:
+    """Do what `--import MODULE` says, which every command has; the words that are left."""
+    left: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        option, equals, module = word.partition("=")
+        if option != "--import":
+            left.append(word)
+        elif equals or (module := next(rest, "")):
+            registry.import_module(module)
+        else:
+            raise ConfigError("--import needs the name of a module", subject="--import")
+    return left
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -100,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     keep_freed_memory()
     try:
-        _run(words, __name__, "adlm")
+        _run(_without_imports(words), __name__, "adlm")
     except AdlmError as error:
         rank = os.environ.get("RANK", "0")
         # What all processes found, the first one tells.

@@ -6,6 +6,7 @@ the Hub could not be tried where this was written (no network): names, columns a
 of the data sets show. The layouts of local files are tested on real ones, except for PTB's and AG News'.
 """
 
+import inspect
 import os
 import re
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from adlm import registry
 from adlm.data.bundled import KingJames, PythonDocs
 from adlm.data.documents import (
     WHOLE,
@@ -290,10 +292,23 @@ _ENTRIES: tuple[Entry, ...] = (
 CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
+def entries() -> dict[str, Entry]:
+    """The catalog, and the data sets that were registered: sources by name."""
+    return {name: _entry(name) for name in registry.names("dataset")}
+
+
+def _entry(name: str) -> Entry:
+    found = registry.find("dataset", name)
+    if isinstance(found, Entry):
+        return found
+    summary = (inspect.getdoc(found) or "registered").splitlines()[0]
+    return Bundled(name, summary, found().licence, f"the module {found.__module__}", found)
+
+
 def listing() -> list[dict[str, str]]:
     """The catalog as rows for a table: name, summary, licence, origin."""
     columns = ("name", "summary", "licence", "origin")
-    return [{column: getattr(entry, column) for column in columns} for entry in CATALOG.values()]
+    return [{column: getattr(entry, column) for column in columns} for entry in entries().values()]
 
 
 def open_source(
@@ -332,19 +347,21 @@ def open_source(
     options = {option: value for option, value in given.items() if value is not None}
     name = str(name_or_path)
     entry, colon, size = name.partition(":")
-    if isinstance(name_or_path, str) and entry in CATALOG:
+    is_path = bool(set(name) & {"/", os.sep, "*", "?", "[", "~"}) or Path(name).exists()
+    known = entry in registry.names("dataset") or not (is_path or registry.lookup("dataset", entry) is None)
+    if isinstance(name_or_path, str) and known:
         if colon and not size.isdecimal():
             raise ConfigError(f"asked for the data set {name!r}", "no number after the colon", f"write {entry}:40000")
         if colon:
             options["train"] = int(size)  # which generated text has, and no other
-        return CATALOG[entry].open(Path(folder).expanduser() if folder is not None else None, options)
+        return _entry(entry).open(Path(folder).expanduser() if folder is not None else None, options)
     if folder is not None:
-        raise UnknownName("data set", name, CATALOG)
+        raise UnknownName("data set", name, registry.names("dataset"))
     if name.startswith(_HUB):
         dataset, _, config = name.removeprefix(_HUB).partition(":")
         return _with_options(HubDataset(dataset, config or None), options)
-    if not (set(name) & {"/", os.sep, "*", "?", "[", "~"} or Path(name).exists()):
-        raise UnknownName("data set", name, CATALOG)
+    if not is_path:
+        raise UnknownName("data set", name, registry.names("dataset"))
     local = _with_options(TextFiles(name), options)
     try:
         local.peek()

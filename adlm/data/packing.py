@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.data.tokenizer import Roles
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 
 Ids = NDArray[np.int64]
 
@@ -49,7 +49,7 @@ class Packing(ABC):
 
     def __post_init__(self) -> None:
         if self.length < 4:
-            raise ConfigError(f"asked for rows of {self.length} tokens", "fewer than 4", "choose a longer row")
+            raise OutOfRange("length", self.length, "at least 4")
 
     @abstractmethod
     def pack(self, rest: Ids, pieces: Sequence[Encoded], roles: Roles) -> PackedRows:
@@ -93,9 +93,7 @@ class Wrapped(Packing):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.apart and not self.separated:
-            raise ConfigError(
-                "asked for documents kept apart", "nothing separates them (separated=False)", "separate them"
-            )
+            raise ConfigError("apart=True needs separated=True", subject="apart")
 
     @property
     def keeps_apart(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from adlm.errors import AdlmError, ConfigError, DataError
 MASK = "[MASK]"
 END = "<|endoftext|>"
 _FILE, _ROLES_FILE = "tokenizer.json", "tokenizer_roles.json"
+_OWN = ("added_tokens", "post_processor")  # what transformers needs otherwise than we do
 # A word with the space before it, or a mark, or a run of space: joined again they give the text back.
 _WORDS = r" ?\w+| ?[^\w\s]|\s+"
 _CHARACTERS = r"[\s\S]"
@@ -105,11 +107,21 @@ class Tokenizer:
         """One id as people read it."""
         return MASK if index == self.mask_id else self.backend.decode([index], skip_special_tokens=False)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, shown: Backend | None = None) -> None:
+        """Write `tokenizer.json` and `tokenizer_roles.json`.
+
+        Args:
+            shown: another version of the backend for `tokenizer.json`, with the same vocabulary. `load_tokenizer`
+                restores this one: added tokens and post-processor are kept with the roles.
+        """
         folder.mkdir(parents=True, exist_ok=True)
+        roles: dict[str, Any] = asdict(self.roles)
+        if shown is not None:
+            own = json.loads(self.backend.to_str())
+            roles["own"] = {part: own[part] for part in _OWN}
         # Its own way of saving raises a bare Exception where the system refuses to write.
-        (folder / _FILE).write_text(self.backend.to_str(pretty=True), encoding="utf-8")
-        (folder / _ROLES_FILE).write_text(json.dumps(asdict(self.roles), indent=2) + "\n")
+        (folder / _FILE).write_text((shown or self.backend).to_str(pretty=True), encoding="utf-8")
+        (folder / _ROLES_FILE).write_text(json.dumps(roles, indent=2) + "\n")
 
 
 def _restore(text: str, roles: Roles) -> Tokenizer:
@@ -162,10 +174,14 @@ def load_tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenize
 
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / _FILE).exists():
-        backend = Backend.from_file(str(folder / _FILE))
+        text = (folder / _FILE).read_text(encoding="utf-8")
         if not (folder / _ROLES_FILE).exists():
-            return with_roles(backend)
-        return Tokenizer(backend, Roles(**json.loads((folder / _ROLES_FILE).read_text())))
+            return with_roles(Backend.from_str(text))
+        roles = json.loads((folder / _ROLES_FILE).read_text(encoding="utf-8"))
+        own = roles.pop("own", None)
+        if own is not None:
+            text = json.dumps({**json.loads(text), **{part: own[part] for part in _OWN}})
+        return _restore(text, Roles(**roles))
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         if (folder / vocabulary).exists() and (folder / merges).exists():
             return _byte_level(models.BPE.from_file(str(folder / vocabulary), str(folder / merges)))

@@ -29,7 +29,7 @@ from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import StepCallback, StepEvent
 
 if TYPE_CHECKING:
-    from adlm.hf.models import AdlmForMaskedLM
+    from adlm.hf.models import AdlmMaskedLM
 
 _FILTERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _DRAWING = ("temperature", "top_k", "top_p", "nucleus_p", "keep_crossing", "min_p")
@@ -50,7 +50,7 @@ class DiffusionOutput(ModelOutput):
 
 
 def generate(
-    self: "AdlmForMaskedLM",
+    self: "AdlmMaskedLM",
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
     *,

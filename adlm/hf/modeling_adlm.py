@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
 
@@ -24,8 +24,8 @@ class AdlmConfig(PretrainedConfig):
 
     Args:
         network: one or two stacks with all that belongs to them; `kind` says which.
-        rows: how texts became rows of one `length`.
-        sampling: what texts are written with where nothing is said.
+        packing: how texts became rows of one `length`; `rows` in files of version 0.1.
+        sampling: the default sampler and its options.
     """
 
     model_type = "adlm"
@@ -34,13 +34,13 @@ class AdlmConfig(PretrainedConfig):
     def __init__(
         self,
         network: dict[str, Any] | None = None,
-        rows: dict[str, Any] | None = None,
+        packing: dict[str, Any] | None = None,
         sampling: dict[str, Any] | None = None,
         vocab_size: int = 2,
         mask_token_id: int = 1,
         **kwargs: Any,
     ) -> None:
-        self.network, self.rows, self.sampling = network or {}, rows or {}, sampling or {}
+        self.network, self.packing, self.sampling = network or {}, packing or kwargs.pop("rows", {}), sampling or {}
         self.vocab_size, self.mask_token_id = vocab_size, mask_token_id
         if network:
             stack = self.stack
@@ -63,11 +63,11 @@ class AdlmConfig(PretrainedConfig):
     @property
     def full_rows(self) -> bool:
         """Whether the model has only seen full rows, so that blanks have to follow a text that ends early."""
-        return self.rows["kind"] == "Wrapped" or bool(self.rows.get("predict_padding"))
+        return self.packing["kind"] == "Wrapped" or bool(self.packing.get("predict_padding"))
 
 
-class Layout(NamedTuple):
-    """Where positions stand, whom they see, and what was kept of those before them."""
+class _Layout(NamedTuple):
+    """Rotary angles, visibility and cache of the positions of a batch."""
 
     cos: Tensor  # [B, 1, L, D/H/2]
     sin: Tensor
@@ -76,25 +76,25 @@ class Layout(NamedTuple):
     past: Any
 
     @classmethod
-    def of(cls, config: AdlmConfig, new: int, mask: Tensor, past: Any) -> "Layout":
+    def of(cls, config: AdlmConfig, new: int, mask: Tensor, past: Any) -> "_Layout":
         """Of the last `new` positions of rows that have an attention mask [B, all]."""
         visible = mask.bool()
         if bool(((visible[:, 1:] & ~visible[:, :-1]).sum(-1) + visible[:, 0] > 1).any()):
-            raise ValueError("an attention mask with gaps: padding may stand before or after a text, not within it")
+            raise ValueError("the attention mask has gaps: padding may come before or after a text, not within it")
         width = config.stack["width"] // config.stack["heads"]
         frequency = 10_000.0 ** -(torch.arange(0, width, 2, device=mask.device).float() / width)
-        angles = places_of(mask)[:, None, -new:, None].float() * frequency
+        angles = _positions_of(mask)[:, None, -new:, None].float() * frequency
         seen = visible[:, -new:, None] == visible[:, None, :]
         if config.causal:
             seen = seen & torch.ones_like(seen[0]).tril(mask.shape[1] - new)
         return cls(angles.cos(), angles.sin(), visible[:, -new:, None], seen[:, None], past)
 
 
-def places_of(mask: Tensor) -> Tensor:
+def _positions_of(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp_min(0)
 
 
-class Convolution(nn.Module):
+class _Convolution(nn.Module):
     """x + a depthwise convolution over neighbours, centred or causal."""
 
     def __init__(self, stack: dict[str, Any], layer: int) -> None:
@@ -103,7 +103,7 @@ class Convolution(nn.Module):
         self.before = self.size - 1 if stack["causal"] else self.size // 2
         self.weight = nn.Parameter(torch.zeros(self.size, stack["width"]))
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: _Layout) -> Tensor:
         around = x = x * layout.visible
         if layout.past is not None:
             halves = layout.past.update(*x[:, None].chunk(2, -1), self.layer)
@@ -114,7 +114,7 @@ class Convolution(nn.Module):
         return x + torch.einsum("bldk,kd->bld", windows, self.weight)
 
 
-class Block(nn.Module):
+class _Block(nn.Module):
     """x + gate * attention(modulated norm of x), then the same with an MLP. Without a condition, plain norms."""
 
     def __init__(self, stack: dict[str, Any], number: int) -> None:
@@ -122,39 +122,39 @@ class Block(nn.Module):
         width, self.heads, self.normed = stack["width"], stack["heads"], stack["query_key_norm"]
         self.layer = number * (2 if stack["convolution"] else 1)
         self.norm_1, self.norm_2 = (nn.LayerNorm(width, bias=False) for _ in range(2))
-        self.convolution = Convolution(stack, self.layer + 1) if stack["convolution"] else None
+        self.convolution = _Convolution(stack, self.layer + 1) if stack["convolution"] else None
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         inner = stack["mlp_ratio"] * width
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
         self.modulation = nn.Linear(stack["condition"], 6 * width) if stack["condition"] else None
 
-    def forward(self, x: Tensor, layout: Layout, condition: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, layout: _Layout, condition: Tensor | None) -> Tensor:
         m: Any = (0, 0, 1, 0, 0, 1) if self.modulation is None else self.modulation(condition)[:, None].chunk(6, -1)
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = m
         x = x + gate_1 * self.out(self.attention(self.norm_1(x) * (1 + scale_1) + shift_1, layout))
         h = self.norm_2(x) * (1 + scale_2) + shift_2
         return x + gate_2 * self.down(F.gelu(self.up(h), approximate="tanh"))
 
-    def attention(self, h: Tensor, layout: Layout) -> Tensor:
+    def attention(self, h: Tensor, layout: _Layout) -> Tensor:
         if self.convolution is not None:
             h = self.convolution(h, layout)
         q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if self.normed:
             q, k = (F.rms_norm(each, each.shape[-1:]) for each in (q, k))
-        q, k = (rotated(each, layout.cos, layout.sin) for each in (q, k))
+        q, k = (_rotated(each, layout.cos, layout.sin) for each in (q, k))
         if layout.past is not None:
             k, v = layout.past.update(k, v, self.layer)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=layout.seen).transpose(1, 2).flatten(2)
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (x_i, x_{i + half}) turned by angles that tell their places (arXiv 2104.09864)."""
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs (x_i, x_{i + half}) rotated by angles that encode their positions (arXiv 2104.09864)."""
     first, second = x.chunk(2, -1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-class TimeEmbedding(nn.Module):
+class _TimeEmbedding(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(256, width), nn.Linear(width, width)
@@ -166,43 +166,43 @@ class TimeEmbedding(nn.Module):
         return F.silu(self.second(F.silu(self.first(waves))))
 
 
-class Stack(nn.Module):
-    """Blocks and a last norm; where `reread` says so, the input is added again before a block on the way."""
+class _Stack(nn.Module):
+    """Blocks and a last norm; with `reinjection`, the input is added again before the block of that number."""
 
-    def __init__(self, stack: dict[str, Any], layers: int, first: int, reread: int) -> None:
+    def __init__(self, stack: dict[str, Any], layers: int, first: int, reinjection: int) -> None:
         super().__init__()
-        width, condition, self.reread = stack["width"], stack["condition"], reread
-        self.blocks = nn.ModuleList(Block(stack, first + i) for i in range(layers))
+        width, condition, self.reinjection = stack["width"], stack["condition"], reinjection
+        self.blocks = nn.ModuleList(_Block(stack, first + i) for i in range(layers))
         self.norm = nn.LayerNorm(width, bias=False)
-        self.time = TimeEmbedding(condition) if condition else None
+        self.time = _TimeEmbedding(condition) if condition else None
         self.modulation = nn.Linear(condition, 2 * width) if condition else None
 
-    def forward(self, x: Tensor, layout: Layout, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, layout: _Layout, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream, and what a head reads: that, normalised."""
         condition = None if self.time is None else self.time(sigma)
-        if self.reread:
+        if self.reinjection:
             x = F.rms_norm(x, x.shape[-1:])
         embedded = x
         for i, block in enumerate(self.blocks):
-            x = block(x + embedded if self.reread and i == self.reread else x, layout, condition)
+            x = block(x + embedded if self.reinjection and i == self.reinjection else x, layout, condition)
         if self.modulation is None:
             return x, self.norm(x)
         shift, scale = self.modulation(condition)[:, None].chunk(2, -1)
         return x, self.norm(x) * (1 + scale) + shift
 
 
-class Embedding(nn.Module):
+class _Embedding(nn.Module):
     def __init__(self, size: int, width: int, positions: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(size, width)
         self.positions = nn.Parameter(torch.zeros(positions, width)) if positions else None
 
-    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tokens(tokens)
-        return x if self.positions is None else x + self.positions[places]
+        return x if self.positions is None else x + self.positions[positions]
 
 
-class Head(nn.Module):
+class _Head(nn.Module):
     def __init__(self, size: int, width: int, tied: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(size, width)) if tied is None else tied
@@ -212,7 +212,7 @@ class Head(nn.Module):
         return F.linear(h, self.weight, self.bias)
 
 
-class HandOver(nn.Module):
+class _HandOver(nn.Module):
     """What the denoiser reads: made of the tokens, the first stage's residual stream, or what its head reads."""
 
     def __init__(self, kind: str, size: int, width: int, tied: Any) -> None:
@@ -225,54 +225,54 @@ class HandOver(nn.Module):
         elif kind == "Probabilities":
             self.table = nn.Parameter(torch.zeros(size, width)) if tied is None else tied
         elif kind != "Continued":
-            raise ValueError(f"the hand-over {kind!r} is not known to this file")
+            raise ValueError(f"unknown hand-over {kind!r}")
 
-    def forward(self, embedded: Tensor, residual: Tensor, h: Tensor, head: Head, mask_id: int) -> Tensor:
+    def forward(self, embedded: Tensor, residual: Tensor, h: Tensor, head: _Head, mask_id: int) -> Tensor:
         if self.kind == "Logits":
             return self.project(head(h))
         if self.kind == "Hidden":
             tokens = F.rms_norm(embedded, embedded.shape[-1:])
             return tokens + torch.sigmoid(self.gate(torch.cat([tokens, h], -1))) * self.project(h)
         if self.kind == "Probabilities":
-            return without(head(h), mask_id).softmax(-1).to(self.table.dtype) @ self.table
+            return _without(head(h), mask_id).softmax(-1).to(self.table.dtype) @ self.table
         return residual
 
 
-def without(logits: Tensor, token: int) -> Tensor:
+def _without(logits: Tensor, token: int) -> Tensor:
     """In float32 at least, and never this token: nothing predicts the mask."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return logits.index_fill(-1, torch.tensor([token], device=logits.device), -math.inf)
 
 
-class Network(nn.Module):
+class _Network(nn.Module):
     """Tokens [B, L] -> what the last head reads [B, L, D]."""
 
     def __init__(self, config: AdlmConfig) -> None:
         super().__init__()
         self.config, stack, network = config, config.stack, config.network
         size, width, layers = config.vocab_size, stack["width"], stack["layers"]
-        self.embedding = Embedding(size, width, network["positions"])
+        self.embedding = _Embedding(size, width, network["positions"])
         tied = self.embedding.tokens.weight if network["tied"] else None
-        first = Stack(stack, layers, 0, stack.get("input_reinjection", stack.get("reread", 0)))
+        first = _Stack(stack, layers, 0, stack.get("input_reinjection", stack.get("reread", 0)))
         self.two_stages = network["kind"] == "TwoStageConfig"
         if self.two_stages:
-            self.anchor, self.anchor_head = first, Head(size, width, tied)
-            self.hand_over = HandOver(network["hand_over"]["kind"], size, width, tied)
-            self.denoiser = Stack(stack, network["denoiser_layers"], layers, 0)
+            self.anchor, self.anchor_head = first, _Head(size, width, tied)
+            self.hand_over = _HandOver(network["hand_over"]["kind"], size, width, tied)
+            self.denoiser = _Stack(stack, network["denoiser_layers"], layers, 0)
         else:
             self.stack = first
-        self.head = Head(size, width, tied)
+        self.head = _Head(size, width, tied)
 
     def forward(self, tokens: Tensor, mask: Tensor | None, t: Tensor | None = None, past: Any = None) -> Tensor:
         """The mask [B, L and those before] has 0 at padding; the times t [B] are for models that are told."""
         before, new = 0 if past is None else past.get_seq_length(), tokens.shape[1]
         if mask is None:
             mask = torch.ones(len(tokens), before + new, device=tokens.device)
-        layout = Layout.of(self.config, new, mask, past)
+        layout = _Layout.of(self.config, new, mask, past)
         if t is None or not self.config.stack["timed"]:
             t = torch.zeros(1, device=tokens.device)
         sigma = -torch.log1p(-(1 - 1e-3) * t)
-        embedded = self.embedding(tokens, places_of(mask)[:, -new:])
+        embedded = self.embedding(tokens, _positions_of(mask)[:, -new:])
         if not self.two_stages:
             return self.stack(embedded, layout, sigma)[1]
         stage = self.anchor(embedded, layout, sigma)
@@ -280,20 +280,33 @@ class Network(nn.Module):
         return self.denoiser(handed_over, layout, sigma)[1]
 
     def logits(self, h: Tensor) -> Tensor:
-        return without(self.head(h), self.config.mask_token_id)
+        return _without(self.head(h), self.config.mask_token_id)
 
 
 class AdlmModel(PreTrainedModel):
+    """A network behind the interface of transformers. Its weights may be saved with or without the prefix `network.`"""
+
     config_class = AdlmConfig
     base_model_prefix = "network"
 
     def __init__(self, config: AdlmConfig) -> None:
         super().__init__(config)
-        self.network = Network(config)
+        self.network = self._build(config)
+        # The library stores tied weights once and ties them again, if it is told the names.
         first: dict[int, str] = {}
         names = [(name, id(each)) for name, each in self.named_parameters(remove_duplicate=False)]
         self._tied_weights_keys = {name: first[key] for name, key in names if first.setdefault(key, name) != name}
         self.post_init()
+        self.generation_config = GenerationConfig(
+            max_length=config.packing["length"] + config.causal,  # the mask token that rows begin with is one more
+            do_sample=True,
+            bos_token_id=config.bos_token_id,
+            eos_token_id=config.eos_token_id,
+            pad_token_id=config.pad_token_id,
+        )
+
+    def _build(self, config: AdlmConfig) -> Any:
+        return _Network(config)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.network.embedding.tokens
@@ -359,29 +372,29 @@ class AdlmForMaskedLM(AdlmModel):
     ) -> Tensor:
         """Prompts [B, L] and what follows them [B * num_return_sequences, L + new]; after the end token, padding.
 
-        MDLM's ancestral sampler (arXiv 2406.07524): each step reveals every blank that is left with the same chance.
+        MDLM's ancestral sampler (arXiv 2406.07524): each step reveals every remaining mask with the same probability.
         """
         if unknown.keys() - {"pad_token_id"}:  # which pipelines pass along
-            raise TypeError(f"generate() of this file does not know {', '.join(unknown)}; the package adlm has more")
-        own, rows, device = self.config.sampling, self.config.packing["length"], self.device
+            raise TypeError(f"generate() got unknown arguments {', '.join(unknown)}; the package adlm has more samplers")
+        own, length, device = self.config.sampling, self.config.packing["length"], self.device
         steps, top_p = max_denoising_steps or own.get("steps", 256), top_p or own.get("top_p", 1.0)
         prompts = torch.empty(1, 0, dtype=torch.long) if input_ids is None else input_ids
         shown = torch.ones_like(prompts).bool() if attention_mask is None else attention_mask.bool()
-        new, longest = max_new_tokens or (max_length or rows) - prompts.shape[1], int(shown.sum(-1).max())
-        if new < 1 or longest + new > rows:
-            raise ValueError(f"{new} new tokens after a prompt of {longest}: rows have {rows}")
+        new, longest = max_new_tokens or (max_length or length) - prompts.shape[1], int(shown.sum(-1).max())
+        if new < 1 or longest + new > length:
+            raise ValueError(f"{new} new tokens after a prompt of {longest}: rows have {length}")
         found = []
         for prompt, kept in zip(prompts.to(device), shown.to(device), strict=True):
             start, end = int(kept.sum()), int(kept.sum()) + new
-            length = rows if self.config.full_rows else end
-            canvas = torch.full((num_return_sequences, length), self.config.mask_token_id, device=device)
+            width = length if self.config.full_rows else end
+            canvas = torch.full((num_return_sequences, width), self.config.mask_token_id, device=device)
             canvas[:, :start] = prompt[kept]
             for step in range(steps):
                 blank = canvas == self.config.mask_token_id
                 fresh = blank & (torch.rand(canvas.shape, generator=generator, device=device) < 1 / (steps - step))
                 fresh[:, end:] = False
                 if fresh.any():
-                    p = nucleus((self(canvas).logits[fresh] / temperature).softmax(-1), top_p)
+                    p = _nucleus((self(canvas).logits[fresh] / temperature).softmax(-1), top_p)
                     canvas[fresh] = torch.multinomial(p, 1, generator=generator)[:, 0] if do_sample else p.argmax(-1)
             before = prompt.repeat(len(canvas), 1)
             before[:, kept] = canvas[:, :start]  # in which masks are filled now
@@ -392,7 +405,7 @@ class AdlmForMaskedLM(AdlmModel):
         return sequences
 
 
-def nucleus(p: Tensor, share: float) -> Tensor:
-    """Probabilities [N, V] of the likeliest tokens that together have this share; 0 for the others."""
+def _nucleus(p: Tensor, top_p: float) -> Tensor:
+    """Probabilities [N, V] of the likeliest tokens that together have probability `top_p`; 0 for the others."""
     ranked, order = p.sort(-1, descending=True)
-    return p.scatter(-1, order, ranked.masked_fill(ranked.cumsum(-1) - ranked >= share, 0))
+    return p.scatter(-1, order, ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0))

@@ -1,66 +1,73 @@
-"""This package's networks as models of transformers: its calls, its outputs, its files.
+"""This package's networks as models of transformers.
 
-A masked model predicts token l at position l, here as everywhere. A left-to-right one follows transformers: position l
-predicts token l + 1, and rows begin with the mask token, which is what this package's networks start from. The
-tokenizer puts it there (`adlm.hf.tokenizer`).
+A masked model predicts token l at position l. A left-to-right one follows transformers: position l predicts token
+l + 1, and rows begin with the mask token, which the tokenizer adds (`adlm.hf.tokenizer`).
 
 Shapes: B rows, L positions, V vocabulary.
 """
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
+from adlm.config import from_json
+from adlm.data.tokenizer import Roles
 from adlm.errors import ConfigError, ModelError, UnknownName
-from adlm.hf import modeling_adlm
-from adlm.hf.config import AdlmConfig
 from adlm.hf.generation import generate
+from adlm.hf.modeling_adlm import AdlmConfig, AdlmModel
 from adlm.hf.past import Past
+from adlm.models.io import ModelConfig, config_json
 from adlm.models.language_model import LanguageModel
 from adlm.models.layers import Rotary
+from adlm.models.transformers_files import own_fields
 
-REMOTE_CODE = Path(modeling_adlm.__file__)
-# What callers pass along that follows from the attention mask, or that these models do not have.
-_NEEDLESS = ("position_ids", "cache_position", "token_type_ids", "output_attentions", "output_hidden_states")
+# Arguments that follow from the attention mask, or that these models do not have.
+_IGNORED = ("position_ids", "cache_position", "token_type_ids", "output_attentions", "output_hidden_states")
 
 
-class _Model(PreTrainedModel):
-    """A network of this package with the manners of transformers."""
+def transformers_config(config: ModelConfig, roles: Roles) -> AdlmConfig:
+    """A model's config as transformers' own."""
+    data = config_json(config, roles)
+    if data.get("model_type") != AdlmConfig.model_type:
+        raise ConfigError(
+            f"asked for a {type(config.network).__name__} as a model for the library transformers",
+            "its network is one of that library already",
+            "use that library's own class for it, or a network of this package",
+            subject=type(config.network).__name__,
+        )
+    return AdlmConfig(**{name: value for name, value in data.items() if name != "model_type"})
 
-    config_class = AdlmConfig
-    base_model_prefix = "network"
-    auto_class: ClassVar[str]
+
+def model_config(config: AdlmConfig) -> ModelConfig:
+    """The config from which this package builds the network."""
+    data = {name: value for name, value in own_fields(config.to_dict()).items() if name != "format"}
+    return from_json(ModelConfig, data, where="config.json")
+
+
+class _Model(AdlmModel):
+    """A network of this package behind the interface of transformers."""
+
+    network: LanguageModel
     causal: ClassVar[bool]
 
     def __init__(self, config: AdlmConfig) -> None:
-        super().__init__(config)
         if config.causal != self.causal:
             other = "AutoModelForCausalLM" if config.causal else "AutoModelForMaskedLM"
-            found = "it writes left to right" if config.causal else "it sees both sides"
-            raise ConfigError(f"asked for a model as {type(self).__name__}", found, f"use {other}")
-        self.model_config = config.model_config()
-        self.network: LanguageModel = self.model_config.build()
-        # The library stores tied weights once and ties them again, if it is told the names.
-        first: dict[int, str] = {}
-        names = [(name, id(each)) for name, each in self.named_parameters(remove_duplicate=False)]
-        self._tied_weights_keys = {name: first[key] for name, key in names if first.setdefault(key, name) != name}
-        self.post_init()
-        self.generation_config = GenerationConfig(
-            max_length=self.model_config.packing.length + self.causal,  # the token that rows begin with is one more
-            do_sample=True,
-            bos_token_id=config.bos_token_id,
-            eos_token_id=config.eos_token_id,
-            pad_token_id=config.pad_token_id,
-        )
+            found = "it is a left-to-right model" if config.causal else "it is a masked model"
+            raise ConfigError(f"asked for a model as {type(self).__name__}", found, f"use {other}", subject=other)
+        super().__init__(config)
         self._built = True
 
+    def _build(self, config: AdlmConfig) -> LanguageModel:
+        self.model_config = model_config(config)
+        return self.model_config.build()
+
     def _init_weights(self, module: nn.Module) -> None:
-        # Networks start by themselves. When weights are read, all of them are there, and only what is computed is not.
+        # Networks initialise themselves. When weights are loaded, all of them are there but computed buffers.
         if not getattr(self, "_built", False):
             return
         if isinstance(module, Rotary):
@@ -68,32 +75,23 @@ class _Model(PreTrainedModel):
             module.inverse_frequency.copy_(fresh.inverse_frequency)
         for name, weight in module.named_parameters(recurse=False):
             if not getattr(weight, "_is_hf_initialized", False):
-                found = f"no weights for {name} of a {type(module).__name__}"
                 raise ModelError(
-                    "asked to read a model for transformers", found, "the files are damaged: get them again"
+                    "asked to read a model for transformers",
+                    f"no weights for {name} of a {type(module).__name__}",
+                    "the files are damaged: get them again",
+                    subject=name,
                 )
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.network.embedding.tokens  # type: ignore[union-attr, return-value] # of both kinds of network
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As ever, and the file with which those load the folder who do not have this package."""
-        self.config.auto_map = {
-            "AutoConfig": f"{REMOTE_CODE.stem}.AdlmConfig",
-            self.auto_class: f"{REMOTE_CODE.stem}.{type(self).__name__}",
-        }
-        super().save_pretrained(save_directory, *args, **kwargs)
-        (Path(save_directory) / REMOTE_CODE.name).write_bytes(REMOTE_CODE.read_bytes())
+class AdlmMaskedLM(_Model):
+    """MDLM and ADLM: predicts the tokens at masked positions from all others."""
 
-
-class AdlmForMaskedLM(_Model):
-    """MDLM and ADLM: tokens at the masked positions from all the others."""
-
-    auto_class, causal = "AutoModelForMaskedLM", False
+    causal = False
     generate = generate
 
     @classmethod
     def can_generate(cls) -> bool:
+        """True: `generate` is this package's own."""
         return True
 
     def forward(
@@ -108,10 +106,10 @@ class AdlmForMaskedLM(_Model):
         """Logits [B, L, V] of the token at each position, the mask's own at -inf.
 
         Args:
-            attention_mask: [B, L], 0 at padding, which changes nothing for the rest.
+            attention_mask: [B, L], 0 at padding, which does not influence the rest.
             labels: [B, L], -100 where nothing is scored. The loss is the mean cross-entropy, not the bound that this
                 package trains with.
-            t: [B], for networks that are told the time; without it, the fraction of masks in a row.
+            t: [B], for time-conditioned networks; by default the fraction of masks in a row.
         """
         _check_known(others)
         if t is None and self.network.timed:
@@ -124,10 +122,10 @@ class AdlmForMaskedLM(_Model):
         return output.to_tuple() if return_dict is False else output
 
 
-class AdlmForCausalLM(_Model, GenerationMixin):
+class AdlmCausalLM(_Model, GenerationMixin):
     """AR and A2R, left to right; `generate` is transformers' own."""
 
-    auto_class, causal = "AutoModelForCausalLM", True
+    causal = True
 
     def forward(
         self,
@@ -144,9 +142,9 @@ class AdlmForCausalLM(_Model, GenerationMixin):
 
         Args:
             attention_mask: [B, L], with a cache [B, all]; 0 at padding, on either side.
-            past_key_values: what was kept of the tokens before these. Without gradients.
+            past_key_values: the cache of the tokens before these. Without gradients.
             labels: [B, L], the tokens themselves, -100 where nothing is scored; they are shifted here.
-            logits_to_keep: only those of so many last positions; 0 is all.
+            logits_to_keep: only those of this many last positions; 0 means all.
         """
         _check_known(others)
         segments = _segments(attention_mask)
@@ -167,7 +165,7 @@ class AdlmForCausalLM(_Model, GenerationMixin):
         return output.to_tuple() if return_dict is False else output
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As of transformers; what is derived from the weights is made once."""
+        """As in transformers; weights derived from others are computed once."""
         with self.network.inference_weights():
             return super().generate(*args, **kwargs)  # type: ignore[misc] # its protocol is stricter than its use
 
@@ -176,24 +174,26 @@ class AdlmForCausalLM(_Model, GenerationMixin):
         if bool((first != self.config.mask_token_id).any()):
             raise ConfigError(
                 "asked a left-to-right model to read rows",
-                f"some do not begin with the token {self.config.mask_token_id}, from which it starts",
-                "let the tokenizer put it there (add_special_tokens=True, the default), or do so yourself",
+                f"some do not begin with the mask token {self.config.mask_token_id}",
+                "let the tokenizer add it (add_special_tokens=True, the default), or prepend it yourself",
+                subject="input_ids",
             )
 
 
 def _segments(attention_mask: Tensor | None) -> Tensor | None:
-    """[B, L]: 0 in texts and -1 at padding; None where there is none."""
+    """[B, L]: 0 in texts and -1 at padding; None if there is no padding."""
     if attention_mask is None or bool(attention_mask.all()):
         return None
     visible = attention_mask.bool()
     if bool(((visible[:, 1:] & ~visible[:, :-1]).sum(-1) + visible[:, 0] > 1).any()):
         raise ConfigError(
-            "asked to read rows with an attention mask", "it has gaps", "put padding before or after a text, not within"
+            "the attention mask has gaps: padding may come before or after a text, not within it",
+            subject="attention_mask",
         )
     return visible.long() - 1
 
 
 def _check_known(others: dict[str, Any]) -> None:
     for name, value in others.items():
-        if value is not None and name not in _NEEDLESS:
+        if value is not None and name not in _IGNORED:
             raise UnknownName("argument of these models", name, ("input_ids", "attention_mask", "labels", "t"))

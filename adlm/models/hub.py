@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
 from adlm.errors import AdlmError, ModelError
 from adlm.models.card import CARD, may_replace
 from adlm.models.io import FILES, read_config
+from adlm.models.transformers_files import GENERATION_CONFIG, REMOTE_CODE, TOKENIZER_CONFIG
 
 BOX = "box"
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -82,8 +83,9 @@ def push_folder(folder: Path, name: str, *, private: bool | None = None, token: 
     with explained(asked):
         api = HfApi(token=token)
         name = api.create_repo(name, private=private, exist_ok=True).repo_id
-        files = FILES if has_edited_card(name, revision=None, token=token) else (*FILES, CARD)
-        return api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=list(files)).commit_url
+        files = [*FILES, TOKENIZER_CONFIG, GENERATION_CONFIG, REMOTE_CODE]  # the last ones if they are there
+        files += [] if has_edited_card(name, revision=None, token=token) else [CARD]
+        return api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=files).commit_url
 
 
 def has_edited_card(name: str, *, revision: str | None, token: str | bool | None) -> bool:

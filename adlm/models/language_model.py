@@ -125,6 +125,7 @@ class LanguageModel(nn.Module, ABC):
 
     vocabulary: Vocabulary
     causal: bool = False
+    stages: int = 1  # 2: an anchor stage and a denoiser
     timed: bool = False  # told the time of each row, which must then keep to itself
     # Models whose logits are one linear map show it here, so that losses can be taken without storing logits.
     head: Head | None

@@ -45,6 +45,7 @@ class TwoStageConfig(NetworkConfig):
 
 
 class TwoStage(LanguageModel):
+    stages = 2
     head: Head
     anchor_head: Head
 

@@ -22,11 +22,12 @@ M = TypeVar("M", bound=nn.Module)
 # What is read into the network's own type, float32 by default. Whole numbers and 8-bit floats need a scale that
 # no file of ours has.
 FLOATS = ("F32", "BF16", "F16", "F64")
+_WRAPPER = "network."
 _DAMAGED = "the file is damaged: get it again"
 _DIFFERENT = "config and weights belong to different models"
 
 
-class Stored(NamedTuple):
+class StoredShape(NamedTuple):
     """What the header of a file says of one tensor."""
 
     shape: tuple[int, ...]
@@ -45,27 +46,34 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
     """The network that `build` makes, with the weights of the file.
 
     Args:
-        asked: what to say was asked for, in errors.
+        asked: the first part of error messages.
     """
     try:
         file = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ModelError(asked, *_why_unreadable(path, error)) from error
+        raise ModelError(asked, *_why_unreadable(path, error), subject=path.name) from error
     with file, torch.no_grad():
-        stored = {name: _stored(file, name) for name in file.keys()}  # noqa: SIM118
-        model = _built(build, stored, asked)
+        names = list(file.keys())
+        model = _built(build, {name: _stored(file, name) for name in names}, asked)
+        prefix = _prefix(model, names)
         for name, parameter in model.named_parameters():
-            parameter.copy_(file.get_tensor(name))
+            parameter.copy_(file.get_tensor(prefix + name))
             _check_finite(name, parameter, asked)
     return model
 
 
-def _stored(file: Any, name: str) -> Stored:
+def _prefix(model: nn.Module, names: Iterable[str]) -> str:
+    """`network.`, under which transformers saves the weights of our networks; else nothing."""
+    inside = any(name.startswith(_WRAPPER) for name, _ in model.named_parameters())
+    return "" if inside or not all(name.startswith(_WRAPPER) for name in names) else _WRAPPER
+
+
+def _stored(file: Any, name: str) -> StoredShape:
     part = file.get_slice(name)
-    return Stored(tuple(part.get_shape()), part.get_dtype())
+    return StoredShape(tuple(part.get_shape()), part.get_dtype())
 
 
-def _built(build: Callable[[], M], stored: Mapping[str, Stored], asked: str) -> M:
+def _built(build: Callable[[], M], stored: Mapping[str, StoredShape], asked: str) -> M:
     """A network for exactly these tensors; one that would not fit is refused before it takes memory."""
     numbers = sum(math.prod(tensor.shape) for tensor in stored.values())
     # Twice what is stored, and some: networks may make small tensors that they do not keep.
@@ -81,29 +89,31 @@ def _built(build: Callable[[], M], stored: Mapping[str, Stored], asked: str) -> 
                 model = build()
     except _OverBudget as error:
         found = f"the config describes far more tensors than the {len(stored)} in the file"
-        raise ModelError(asked, found, _DIFFERENT) from error
+        raise ModelError(asked, found, _DIFFERENT, subject="tensors") from error
     except MissingExtra:
         raise
     except (AdlmError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         found = f"the config describes a network that cannot be built: {_first_line(error)}"
-        raise ModelError(asked, found, "check the sizes in the config") from error
-    _check_fit(dict(model.named_parameters()), stored, asked)
+        raise ModelError(asked, found, "check the sizes in the config", subject="config") from error
+    prefix = _prefix(model, stored)
+    bare = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
+    _check_fit(dict(model.named_parameters()), bare, asked)
     return model
 
 
-def _check_fit(parameters: Mapping[str, Tensor], stored: Mapping[str, Stored], asked: str) -> None:
+def _check_fit(parameters: Mapping[str, Tensor], stored: Mapping[str, StoredShape], asked: str) -> None:
     missing, extra = sorted(parameters.keys() - stored.keys()), sorted(stored.keys() - parameters.keys())
     if missing or extra:
         found = f"keys missing: {_some(missing)}, not known: {_some(extra)}"
-        raise ModelError(asked, found, _DIFFERENT)
+        raise ModelError(asked, found, _DIFFERENT, subject=(missing or extra)[0])
     for name, parameter in parameters.items():
         shape, dtype = stored[name]
         if shape != parameter.shape:
             found = f"{name} has shape {list(shape)} instead of {list(parameter.shape)}"
-            raise ModelError(asked, found, _DIFFERENT)
+            raise ModelError(asked, found, _DIFFERENT, subject=name)
         if dtype not in FLOATS:
             fix = f"convert the weights to one of {', '.join(FLOATS)} first"
-            raise ModelError(asked, f"{name} holds numbers of type {dtype}", fix)
+            raise ModelError(asked, f"{name} holds numbers of type {dtype}", fix, subject=name)
 
 
 def _check_finite(name: str, tensor: Tensor, asked: str) -> None:
@@ -111,7 +121,7 @@ def _check_finite(name: str, tensor: Tensor, asked: str) -> None:
     # overflow, so a sum that is not finite only raises the suspicion.
     if not tensor.sum().isfinite() and not tensor.isfinite().all():
         fix = "training has diverged: take weights from before that"
-        raise ModelError(asked, f"{name} holds numbers that are not finite", fix)
+        raise ModelError(asked, f"{name} holds numbers that are not finite", fix, subject=name)
 
 
 class _OverBudget(Exception):

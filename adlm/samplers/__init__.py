@@ -1,7 +1,4 @@
-"""Samplers, filters, orders and rules: values that say how a model writes.
-
-All are imported here, so that a stored configuration finds its kinds whichever module is used.
-"""
+"""Samplers, filters, orders and rules: values that say how a model writes. `named_samplers` has those with a name."""
 
 from adlm.samplers.analytic import Analytic
 from adlm.samplers.ancestral import Ancestral, Remasking
@@ -11,6 +8,7 @@ from adlm.samplers.constraints import Choice, Digits, Pattern
 from adlm.samplers.filters import Allowed, Banned, Filter, Forced, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from adlm.samplers.first_hitting import FirstHitting
 from adlm.samplers.left_to_right import LeftToRight
+from adlm.samplers.named import NamedSampler, named_samplers, sampler_for
 from adlm.samplers.ordered import Ordered
 from adlm.samplers.orders import AnchorConfidence, AnyOrder, Confidence, LeastEntropy, Margin, Order
 from adlm.samplers.paces import Above, EntropyBound, InSteps, Pace, PerStep
@@ -24,8 +22,8 @@ from adlm.samplers.remasking import (
     RemaskRule,
     Rescale,
 )
-from adlm.samplers.sampler import Sampler
-from adlm.samplers.state import Sample, StepCallback, StepEvent
+from adlm.samplers.sampler import Sampler, Unmasking
+from adlm.samplers.state import Sample, SamplerState, StepCallback, StepEvent
 
 __all__ = [
     "Above",
@@ -54,6 +52,7 @@ __all__ = [
     "Loop",
     "Margin",
     "MinP",
+    "NamedSampler",
     "Never",
     "Order",
     "Ordered",
@@ -66,9 +65,13 @@ __all__ = [
     "Rescale",
     "Sample",
     "Sampler",
+    "SamplerState",
     "StepCallback",
     "StepEvent",
     "Temperature",
     "TopK",
     "TopP",
+    "Unmasking",
+    "named_samplers",
+    "sampler_for",
 ]

@@ -54,7 +54,10 @@ class OnGrid(Unmasking, ABC):
 
 @dataclass(frozen=True)
 class Ancestral(OnGrid):
-    """MDLM's: in each step a blank is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), and stays."""
+    """Reveals blanks at random over a grid of times; what is written stays (MDLM).
+
+    In each step a blank is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t).
+    """
 
     def fill(self, board: SamplerState) -> None:
         self.walk(board, Never())

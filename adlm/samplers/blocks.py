@@ -9,7 +9,7 @@ from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.ancestral import Ancestral
 from adlm.samplers.canvas import Canvas
-from adlm.samplers.sampler import Unmasking
+from adlm.samplers.sampler import Needs, Unmasking
 from adlm.samplers.state import SamplerState, StepCallback
 
 
@@ -27,6 +27,10 @@ class Blocks(Unmasking):
     inner: Unmasking = field(default_factory=Ancestral)
     size: int = 32
     window: int | None = None
+
+    @property
+    def needs(self) -> Needs:
+        return self.inner.needs
 
     def __post_init__(self) -> None:
         super().__post_init__()

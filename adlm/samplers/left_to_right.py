@@ -8,17 +8,23 @@ from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
-from adlm.samplers.sampler import Sampler
+from adlm.samplers.sampler import Needs, Sampler
 from adlm.samplers.state import SamplerState, StepCallback
 
 
 @dataclass(frozen=True)
 class LeftToRight(Sampler):
-    """Whatever stands on the canvas is kept, but what stands to the right of a blank is not seen when it is filled.
+    """Writes one token after another, as autoregressive models do.
+
+    Whatever stands on the canvas is kept, but what stands to the right of a blank is not seen when it is filled.
 
     Each position goes through the network once: its keys and values are kept. What all rows have in front of their
     next blank is read in one call. A row that has no more blanks leaves the batch, as does one that has ended.
     """
+
+    @property
+    def needs(self) -> Needs:
+        return "causal"
 
     def board(
         self,

@@ -1,36 +1,24 @@
 """Samplers by name, with options by the names this field uses. Nothing that is given is ignored.
 
-An option has one name here. What LLaDA, Dream, MDLM, ReMDM and Hugging Face call exactly the same thing is read as
-well; what only resembles it is not.
+Names come from the registry; options are the parameters of what is registered there. An option has one name here. What
+LLaDA, Dream, MDLM, ReMDM and Hugging Face call exactly the same thing is read as well; what only resembles it is not.
 """
 
+import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_type_hints
 
+from adlm import registry
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.language_model import LanguageModel
-from adlm.samplers.analytic import Analytic
-from adlm.samplers.ancestral import Ancestral, Remasking
+from adlm.samplers.ancestral import Ancestral
 from adlm.samplers.blocks import Blocks
-from adlm.samplers.filters import Allowed, Banned, Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
-from adlm.samplers.first_hitting import FirstHitting
+from adlm.samplers.filters import Filter, TopP
 from adlm.samplers.left_to_right import LeftToRight
-from adlm.samplers.ordered import Ordered
-from adlm.samplers.orders import AnchorConfidence, AnyOrder, Confidence, LeastEntropy, Margin, Order
-from adlm.samplers.paces import Above, EntropyBound, InSteps, Pace, PerStep
-from adlm.samplers.remasking import ByConfidence, Cap, FlowCorrector, ForwardBackward, Loop, RemaskRule, Rescale
-from adlm.samplers.sampler import Sampler, Unmasking
+from adlm.samplers.sampler import Needs, Sampler, Unmasking
 
-# What an option takes.
-_TYPES: dict[str, type] = {
-    **dict.fromkeys(("n", "max_new_tokens", "steps", "top_k", "block_size", "window"), int),
-    **dict.fromkeys(("stale_anchors", "tokens_per_step"), int),
-    **dict.fromkeys(("temperature", "top_p", "nucleus_p", "min_p", "repetition_penalty"), float),
-    **dict.fromkeys(("eta", "t_on", "t_off", "alpha_on", "threshold", "gamma"), float),
-    "keep_crossing": bool,
-    **dict.fromkeys(("banned", "allowed"), tuple),
-    **dict.fromkeys(("remasking", "alg", "predictor"), str),
-}
 _SAME = {
     "num_samples": "n",
     "num_return_sequences": "n",
@@ -48,78 +36,101 @@ _CHOOSING = {
     "alg": {"origin": "ancestral", "maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"},
     "predictor": {"ddpm": "ancestral", "ddpm_cache": "ancestral", "analytic": "analytic"},
 }
-_AMOUNTS = ("n", "max_new_tokens")
-# In the order in which they are applied.
-_FILTERS: dict[str, Callable[[Any], Filter]] = {
-    "banned": Banned,
-    "allowed": Allowed,
-    "repetition_penalty": RepetitionPenalty,
-    "temperature": Temperature,
-    "top_k": TopK,
-    "top_p": TopP,
-    "nucleus_p": lambda p: TopP(p, keep_crossing=False),
-    "min_p": MinP,
-}
-_FILTERING = (*_FILTERS, "keep_crossing")
-_UNMASKING = ("stale_anchors", "block_size", "window")
-_PACES: dict[str, Callable[[Any], Pace]] = {
-    "steps": InSteps,
-    "tokens_per_step": PerStep,
-    "threshold": Above,
-    "gamma": EntropyBound,
-}
+_AMOUNTS: dict[str, type] = {"n": int, "max_new_tokens": int}
+_BLOCKS: dict[str, type] = {"block_size": int, "window": int}
+_TOP_P: dict[str, type] = {"nucleus_p": float, "keep_crossing": bool}
+_PLAIN = (int, float, bool, str)
+_VALUES = {int: "an integer", float: "a number", bool: "true or false", str: "text", tuple: "a list of token ids"}
 
 
-class _Named(NamedTuple):
-    """How a sampler is made, from `filters`, `stale_anchors` and the options it has for itself."""
+class Option(NamedTuple):
+    """The type of an option's values, `tuple` for token ids, and its default; None if it depends on others."""
 
+    type: type
+    default: Any = None
+
+
+class NamedSampler(NamedTuple):
+    """A sampler of the registry: what a user needs to know to choose it."""
+
+    name: str
+    summary: str
+    options: Mapping[str, Option]
+    needs: Needs
+    aliases: tuple[str, ...]
     make: Callable[..., Sampler]
-    options: tuple[str, ...] = ()
-    unmasks: bool = True
 
-    @property
-    def all_options(self) -> tuple[str, ...]:
-        return (*_FILTERING, *(_UNMASKING if self.unmasks else ()), *self.options)
-
-
-def _remasking(rule: type[RemaskRule], *options: str) -> _Named:
-    def make(**given: Any) -> Sampler:
-        return Remasking(rule=rule(**{name: given.pop(name) for name in options if name in given}), **given)
-
-    return _Named(make, ("steps", *options))
+    def suits(self, model: LanguageModel) -> bool:
+        """Whether it can write with this model."""
+        return {
+            "any": True,
+            "causal": model.causal,
+            "masked": not model.causal,
+            "two-stage": not model.causal and model.stages == 2,
+        }[self.needs]
 
 
-def _ordered(order: Order, *paces: str, pace: Pace | None = None, agreeing: bool = False) -> _Named:
-    def make(**given: Any) -> Sampler:
-        chosen = {name: given.pop(name) for name in paces if name in given}
-        _only_one(chosen)
-        found = [_PACES[name](value) for name, value in chosen.items()]
-        return Ordered(order=order, pace=found[0] if found else pace or InSteps(), agreeing=agreeing, **given)
-
-    return _Named(make, paces)
+def named_samplers() -> dict[str, NamedSampler]:
+    """Every sampler that has a name, by that name."""
+    return {name: named_sampler(name) for name in registry.names("sampler")}
 
 
-_SAMPLERS: dict[str, _Named] = {
-    "ancestral": _Named(Ancestral, ("steps",)),
-    "first-hitting": _Named(FirstHitting),
-    "remdm-cap": _remasking(Cap, "eta"),
-    "remdm-rescale": _remasking(Rescale, "eta"),
-    "remdm-conf": _remasking(ByConfidence),
-    "remdm-loop": _remasking(Loop, "eta", "t_on", "t_off", "alpha_on"),
-    "forward-backward": _remasking(ForwardBackward),
-    "dfm": _remasking(FlowCorrector),
-    "analytic": _Named(Analytic, ("steps",)),
-    "confidence": _ordered(Confidence(), "steps", "tokens_per_step", "threshold", "gamma"),
-    "margin": _ordered(Margin(), "steps", "tokens_per_step", "threshold", "gamma"),
-    "entropy": _ordered(LeastEntropy(), "steps", "tokens_per_step", "gamma"),
-    "entropy-bounded": _ordered(LeastEntropy(), "gamma", pace=EntropyBound()),
-    "threshold": _ordered(Confidence(), "threshold", pace=Above()),
-    "random": _ordered(AnyOrder(), "steps", "tokens_per_step"),
-    "anchor-first": _ordered(AnchorConfidence(), "steps", "tokens_per_step", "threshold", "gamma"),
-    "agreeing": _ordered(Confidence(), "steps", "tokens_per_step", "threshold", "gamma", agreeing=True),
-    "left-to-right": _Named(LeftToRight, unmasks=False),
-}
-_ALSO = {"mdlm": "ancestral", "ddpm": "ancestral", "eb": "entropy-bounded", "ar": "left-to-right"}
+def named_sampler(name: str) -> NamedSampler:
+    """A sampler of the registry by its name or an alias."""
+    aliases = registry.aliases("sampler")
+    name = aliases.get(name, name)
+    make = registry.find("sampler", name)
+    return _described(name, make, tuple(other for other in aliases if aliases[other] == name), registry.names("filter"))
+
+
+@cache
+def _described(
+    name: str, make: Callable[..., Sampler], aliases: tuple[str, ...], filters: tuple[str, ...]
+) -> NamedSampler:
+    made = make()
+    options = _filter_options(filters) | _own_options(make)
+    if isinstance(made, Unmasking):
+        options |= {"stale_anchors": Option(int, 1)} | {option: Option(kind) for option, kind in _BLOCKS.items()}
+    summary = (inspect.getdoc(make) or name).split("\n\n")[0].replace("\n", " ")
+    return NamedSampler(name, summary, options, made.needs, aliases, make)
+
+
+def _own_options(make: Callable[..., object]) -> dict[str, Option]:
+    """The parameters of plain types; others, such as schedules, are for Python."""
+    hints = get_type_hints(make if inspect.isfunction(make) else make.__init__)  # type: ignore[misc]
+    found = {}
+    for name, parameter in inspect.signature(make).parameters.items():
+        kind = _plain(hints.get(name))
+        if kind is not None and parameter.kind is not parameter.VAR_KEYWORD:
+            found[name] = Option(kind, None if parameter.default is parameter.empty else parameter.default)
+    return found
+
+
+def _plain(hint: Any) -> type | None:
+    """int, float, bool or str, or one of these or None; `tuple` for a tuple of integers."""
+    if hint == tuple[int, ...]:
+        return tuple
+    if isinstance(hint, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        hint = kinds[0] if len(kinds) == 1 else None
+    return hint if hint in _PLAIN else None
+
+
+def _filter_options(filters: Sequence[str]) -> dict[str, Option]:
+    """An option for each filter, of the type of its first field."""
+    found = {}
+    for name in filters:
+        first, *_ = _own_options(registry.find("filter", name)).values()
+        found[name] = Option(first.type)
+    return found | {option: Option(kind) for option, kind in _TOP_P.items()}
+
+
+def option_types() -> dict[str, type]:
+    """The options of all samplers, with the types of their values."""
+    found = _AMOUNTS | dict.fromkeys(_CHOOSING, str)
+    for sampler in named_samplers().values():
+        found |= {name: option.type for name, option in sampler.options.items()}
+    return found
 
 
 def default_sampler(model: LanguageModel) -> Sampler:
@@ -130,40 +141,37 @@ def default_sampler(model: LanguageModel) -> Sampler:
 def sampler_for(model: LanguageModel, sampler: Sampler | str | None, options: Mapping[str, object]) -> Sampler:
     """A sampler from its name and options; a sampler is taken as it is; None is the plain one of the model's kind.
 
-    Names: ancestral (mdlm, ddpm), first-hitting, remdm-cap, remdm-rescale, remdm-conf, remdm-loop, forward-backward,
-    dfm, analytic, confidence, margin, entropy, entropy-bounded (eb), threshold, random, anchor-first, agreeing,
-    left-to-right (ar). LLaDA's `remasking`, Dream's `alg` and MDLM's `predictor` name one too.
+    `named_samplers()` has the names, with their options and other spellings; so has the page "Sample". LLaDA's
+    `remasking`, Dream's `alg` and MDLM's `predictor` name a sampler too.
 
-    Options, of which None is none:
+    Options (None means not given) that every sampler has, applied in this order:
         banned, allowed: ids of tokens; repetition_penalty; temperature; top_k; top_p, with keep_crossing=False to drop
-            the token that crosses it, which `nucleus_p` does; min_p. Applied in this order, by every sampler.
-        steps (max_denoising_steps, num_steps, num_inference_steps, diffusion_steps): of each block, where there are
-            blocks. LLaDA counts those of all blocks together.
-        tokens_per_step (k), threshold, gamma (nats): other paces than `steps` for samplers that have an order.
-        eta, t_on, t_off, alpha_on: of ReMDM's rules.
-        block_size (block_length): from left to right in blocks of so many tokens; window: see `Blocks`.
+            the token that crosses it, which `nucleus_p` does; min_p.
+    Options of samplers that unmask:
+        block_size (block_length): fill blocks of so many tokens from left to right; window: see `Blocks`. `steps` are
+            then those of each block; LLaDA counts those of all blocks together.
         stale_anchors: see `Unmasking`.
     """
     given = canonical(options)
     for name in _AMOUNTS:
         if name in given:
-            raise ConfigError(f"asked a sampler for {name}", "it decides how, not how much", "give it to `generate`")
+            raise ConfigError(f"a sampler has no option {name}", fix="give it to `generate`", subject=name)
     if isinstance(sampler, Sampler):
         if given:
-            asked = f"asked for {', '.join(given)} beside the sampler {type(sampler).__name__}"
-            raise ConfigError(asked, "a sampler is complete", "give them to the sampler, or name it by a string")
+            asked = f"asked for {', '.join(given)} with the sampler {type(sampler).__name__}"
+            fix = "give them to the sampler, or name it by a string"
+            raise ConfigError(asked, "a sampler is complete", fix, subject=", ".join(given))
         return sampler
-    name = _chosen(model, sampler, given)
-    named = _SAMPLERS[name]
+    named = named_sampler(_chosen(model, sampler, given))
     for option in given:
-        if option not in named.all_options:
-            having = [other for other in _SAMPLERS if option in _SAMPLERS[other].all_options]
+        if option not in named.options:
+            having = [other.name for other in named_samplers().values() if option in other.options]
             fix = f"leave it out, or use {' or '.join(having)}"
-            raise ConfigError(f"asked for {option} with the sampler {name}", "it has no use for it", fix)
+            raise ConfigError(f"the sampler {named.name} has no option {option}", fix=fix, subject=option)
     filters = _filters(given)
     size, window = given.pop("block_size", None), given.pop("window", None)
     if window is not None and size is None:
-        raise ConfigError("asked for a window", "it moves along with blocks, and there are none", "give block_size too")
+        raise ConfigError("asked for a window", "it moves along with blocks", "give block_size too", subject="window")
     made = named.make(filters=filters, **given)
     return Blocks(inner=made, size=size, window=window) if isinstance(made, Unmasking) and size is not None else made
 
@@ -172,20 +180,21 @@ def canonical(options: Mapping[str, object]) -> dict[str, Any]:
     """Options under the names they have here, checked for their types. None is left out, as not given."""
     found: dict[str, Any] = {}
     spelled: dict[str, str] = {}
+    kinds = option_types()
     for spelling, value in options.items():
         name = _SAME.get(spelling, spelling)
-        if name not in _TYPES:
-            raise UnknownName("option", spelling, [*_TYPES, *_SAME])
+        if name not in kinds:
+            raise UnknownName("option", spelling, [*kinds, *_SAME])
         if value is None:
             continue
         if name in found:
             raise _twice(spelled[name], spelling)
-        found[name], spelled[name] = _checked(spelling, value, _TYPES[name]), spelling
+        found[name], spelled[name] = _checked(spelling, value, kinds[name]), spelling
     return found
 
 
 def _checked(name: str, value: object, kind: type) -> Any:
-    """The value as what it is meant to be. Only an integer where any number is wanted becomes something else."""
+    """The value as what it is meant to be. Only an integer where any number will do is converted."""
     if kind is tuple:
         if isinstance(value, Sequence) and not isinstance(value, str) and all(type(each) is int for each in value):
             return tuple(value)
@@ -193,9 +202,7 @@ def _checked(name: str, value: object, kind: type) -> Any:
         return value
     elif kind is float and type(value) is int:
         return float(value)
-    output_mask = {int: "a whole number", float: "a number", bool: "True or False", tuple: "a list of token ids"}
-    fix = f"give {output_mask.get(kind, 'a name')}"
-    raise ConfigError(f"asked for {name}={value!r}", f"a value of type {type(value).__name__}", fix)
+    raise ConfigError(f"{name} must be {_VALUES[kind]}, got {value!r}", subject=name)
 
 
 def names_one(options: Mapping[str, object]) -> bool:
@@ -210,14 +217,11 @@ def _chosen(model: LanguageModel, sampler: str | None, given: dict[str, Any]) ->
         ways = {"sampler": sampler, **ways}
     _only_one(ways)
     for way, value in ways.items():
-        if way in _CHOOSING:
-            if value not in _CHOOSING[way]:
-                raise UnknownName(way, value, _CHOOSING[way])
-            return _CHOOSING[way][value]
-        name = _ALSO.get(value, value)
-        if name not in _SAMPLERS:
-            raise UnknownName("sampler", value, [*_SAMPLERS, *_ALSO])
-        return name
+        if way == "sampler":
+            return str(value)
+        if value not in _CHOOSING[way]:
+            raise UnknownName(way, value, _CHOOSING[way])
+        return _CHOOSING[way][value]
     return "left-to-right" if model.causal else "ancestral"
 
 
@@ -227,10 +231,13 @@ def _filters(given: dict[str, Any]) -> tuple[Filter, ...]:
     keep = given.pop("keep_crossing", None)
     if keep is not None and "top_p" not in given:
         found = "nucleus_p drops it always" if "nucleus_p" in given else "no top_p"
-        raise ConfigError(f"asked for keep_crossing={keep}", found, "give it with top_p")
-    if keep is False:
-        given["nucleus_p"] = given.pop("top_p")
-    return tuple(make(given.pop(name)) for name, make in _FILTERS.items() if name in given)
+        raise ConfigError(f"asked for keep_crossing={keep}", found, "give it with top_p", subject="keep_crossing")
+    if dropping := "nucleus_p" in given:
+        given["top_p"] = given.pop("nucleus_p")
+    made = {name: registry.find("filter", name)(given.pop(name)) for name in registry.names("filter") if name in given}
+    if dropping or keep is False:
+        made["top_p"] = TopP(made["top_p"].p, keep_crossing=False)
+    return tuple(made.values())
 
 
 def _only_one(given: Mapping[str, object]) -> None:
@@ -239,4 +246,5 @@ def _only_one(given: Mapping[str, object]) -> None:
 
 
 def _twice(*names: str) -> ConfigError:
-    return ConfigError(f"asked for {' and '.join(names)}", "they say the same, or contradict", "give one of them")
+    both = " and ".join(names)
+    return ConfigError(f"asked for {both}", "they say the same, or contradict", "give one of them", subject=both)

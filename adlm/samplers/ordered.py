@@ -9,7 +9,7 @@ from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.errors import ConfigError
 from adlm.samplers.orders import Confidence, Order, PredictedOrder
 from adlm.samplers.paces import InSteps, Pace, Ranked
-from adlm.samplers.sampler import Unmasking
+from adlm.samplers.sampler import Needs, Unmasking
 from adlm.samplers.state import SamplerState
 
 
@@ -29,6 +29,10 @@ class Ordered(Unmasking):
     pace: Pace = field(default_factory=InSteps)
     agreeing: bool = False
     schedule: Schedule = field(default_factory=LogLinear)
+
+    @property
+    def needs(self) -> Needs:
+        return "two-stage" if self.agreeing or self.order.reads_anchors else super().needs
 
     def __post_init__(self) -> None:
         super().__post_init__()

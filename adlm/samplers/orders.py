@@ -6,7 +6,7 @@ would have probability 1 after them.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ class Offer(NamedTuple):
 
 @dataclass(frozen=True)
 class Order(ABC):
+    reads_anchors: ClassVar[bool] = False  # True: for two-stage models
+
     @abstractmethod
     def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
         """What the blanks [B, L] offer at times t [B]."""
@@ -80,6 +82,8 @@ class AnchorConfidence(Order):
 
     The vocabulary of the denoiser is then needed only where it writes.
     """
+
+    reads_anchors: ClassVar[bool] = True
 
     def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
         measured = board.anchor_measure(blank, t, _sureness)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
@@ -9,6 +10,8 @@ from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Filter
 from adlm.samplers.state import Sample, SamplerState, StepCallback
+
+Needs = Literal["any", "causal", "masked", "two-stage"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,11 @@ class Sampler(ABC):
     """
 
     filters: tuple[Filter, ...] = ()
+
+    @property
+    def needs(self) -> Needs:
+        """The models that it can write with."""
+        return "any"
 
     def sample(
         self,
@@ -64,6 +72,10 @@ class Unmasking(Sampler, ABC):
     """
 
     stale_anchors: int = 1
+
+    @property
+    def needs(self) -> Needs:
+        return "two-stage" if self.stale_anchors > 1 else "masked"
 
     def __post_init__(self) -> None:
         if self.stale_anchors < 1:

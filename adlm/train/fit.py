@@ -4,11 +4,13 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from adlm import registry
 from adlm.config import to_json
 from adlm.data.loader import LoaderConfig
 from adlm.data.tokenizer import Tokenizer
@@ -65,7 +67,7 @@ def fit(
         curves: draw the run as a picture at its end, which takes seconds.
         say: told what a person should know, on the first process.
     """
-    out = Path(out)
+    out, run = Path(out), replace(run, imports=tuple(dict.fromkeys((*run.imports, *registry.imported()))))
     _check_folder(out, run, resume=resume, allow_change=allow_change)
     # Before the processes join, since it may take longer than they wait for each other.
     first_here = local_rank() == 0

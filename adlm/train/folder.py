@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from adlm import registry
 from adlm.config import from_json, renamed, to_json
 from adlm.data.shards import write_atomically
 from adlm.distributed import DistributedContext
@@ -111,11 +112,12 @@ def stored_run(path: Path) -> dict[str, Any] | None:
         raise ConfigError(
             f"asked to read the run in {file}", str(error), "the file is damaged: get it again"
         ) from error
-    data = renamed(data)
-    if isinstance(data, dict) and data.get("kind") == "Run":
-        return data
-    run = data.get("run") if isinstance(data, dict) else None
-    return run if isinstance(run, dict) else None
+    whole = renamed(data) if isinstance(data, dict) else {}
+    run = whole if whole.get("kind") == "Run" else whole.get("run")
+    if not isinstance(run, dict):
+        return None
+    registry.offer_imports(run.get("imports"), file.parent)
+    return {**run, "imports": run.get("imports", [])}  # which 0.1 did not have
 
 
 def read_run(path: Path) -> Run:
@@ -153,6 +155,12 @@ def check_unchanged(folder: Path, run: Run, *, allow_change: bool) -> None:
         raise ConfigError(asked, f"its config was different:\n    {lines}", fix)
 
 
+def same_run(folder: Path, run: Run) -> bool:
+    """Whether the run that was begun in `folder` is this one."""
+    before = stored_run(folder)
+    return before is not None and not differences(before, to_json(run))
+
+
 def _changeable(name: str) -> bool:
     return any(name == allowed or name.startswith(allowed + ".") for allowed in CHANGEABLE)
 
@@ -161,7 +169,7 @@ def differences(before: Any, now: Any, where: str = "") -> list[tuple[str, Any, 
     """Fields that differ, by dotted name."""
     if isinstance(before, dict) and isinstance(now, dict) and before.get("kind") == now.get("kind"):
         found = []
-        for key in sorted({*before, *now}):
+        for key in sorted({*before, *now} - {"imports"}):  # they decide where classes are found, not which
             inner = f"{where}.{key}" if where else key
             found += differences(before.get(key), now.get(key), inner)
         return found

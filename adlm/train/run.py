@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from adlm.data.config import DataConfig
 from adlm.errors import ConfigError
 from adlm.models.language_model import NetworkConfig
-from adlm.objectives import d3pm, degraded, score_entropy  # noqa: F401 - a kind is known once it is imported
 from adlm.objectives.objective import Objective
 from adlm.train.init import Init, RandomInit
 from adlm.train.lora import Lora
@@ -111,7 +110,11 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A named training run."""
+    """A named training run.
+
+    Args:
+        imports: modules that register classes which the run names; `--import` adds them.
+    """
 
     name: str
     data: DataConfig
@@ -122,3 +125,4 @@ class Run:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     init: Init = field(default_factory=RandomInit)
     adapters: Lora | None = None
+    imports: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""`adlm demo`: the main job in minutes."""
+"""`adlm demo`: train and compare three models in minutes."""
 
 import time
 from dataclasses import replace
@@ -10,10 +10,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from adlm.cli.progress import console
-from adlm.errors import ConfigError
-from adlm_studies.cli.experiment import printed, shown, write_all
+from adlm.errors import OutOfRange
+from adlm_studies.cli.experiment import print_tables, step_progress
 from adlm_studies.experiments.demo import Demo
-from adlm_studies.experiments.study import REPORT, carry_out
+from adlm_studies.experiments.output import write_study
+from adlm_studies.experiments.study import REPORT, run_study
 from adlm_studies.report.sections import ReportTable, Texts
 
 
@@ -30,7 +31,7 @@ def command(
 
     Args:
         corpus: stories (generated; its exact entropy is known), kjv, pydocs, pycode, or a file, folder or glob.
-        quick: a tenth of the training: a minute or two, and the samples show it.
+        quick: a tenth of the training: a minute or two, with worse samples.
         out: where models, prepared data, results.json and report.html go.
         steps: training steps of each model.
         samples: texts to print for each model.
@@ -38,26 +39,29 @@ def command(
     """
     for name, value in (("--steps", steps), ("--samples", samples)):
         if value is not None and value < 1:
-            raise ConfigError(f"asked for {name} {value}", "fewer than 1", "give 1 or more")
+            raise OutOfRange(name, value, "1 or more")
     began = time.perf_counter()
     words = ["adlm", "demo", "--corpus", corpus, "--seed", str(seed)]
     words += [*(["--quick"] if quick else []), *(["--steps", str(steps)] if steps else [])]
     study = Demo(corpus=corpus, training_steps=steps or 0, shown=samples, seed=seed)
     if quick:
         study = replace(study, training_steps=steps or 150, rows=100, texts=20)
-    found = carry_out(study, out, around=shown)
-    report = study.report(found)
-    write_all(study, out, found, report, words)
+    report = write_study(study, out, run_study(study, out, callbacks=step_progress), words)
     for section in report.sections:
         if isinstance(section, ReportTable):
-            console().print(printed(section))
+            print_tables([section])
         elif isinstance(section, Texts):
-            for name in dict.fromkeys(heading for heading, _ in section.texts):
-                texts = [text for heading, text in section.texts if heading == name]
-                console().print(Panel(Text("\n\n".join(texts)), title=name, title_align="left"))
+            _print_texts(section)
     minutes = (time.perf_counter() - began) / 60
-    console().print(f"{minutes:.1f} minutes. Look at {out}/{REPORT} in a browser.", highlight=False, soft_wrap=True)
     example = 'adlm.load("' + (out / "adlm").as_posix() + '").generate(n=2)'
-    console().print(
-        f"Next: python -c 'import adlm; print(*{example}, sep=\"\\n\")'", highlight=False, markup=False, soft_wrap=True
-    )
+    for line in (
+        f"{minutes:.1f} minutes. Open {out}/{REPORT} in a browser.",
+        f"Next: python -c 'import adlm; print(*{example}, sep=\"\\n\")'",
+    ):
+        console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_texts(section: Texts) -> None:
+    for name in dict.fromkeys(heading for heading, _ in section.texts):
+        texts = [text for heading, text in section.texts if heading == name]
+        console().print(Panel(Text("\n\n".join(texts)), title=name, title_align="left"))

@@ -42,7 +42,7 @@ class CodeProblem:
     tests: str
 
 
-class CodeSet(NamedTuple):
+class CodeBenchmark(NamedTuple):
     """How a set is laid out: the file in its folder, a record as a problem, what a model's answer is cut before."""
 
     file: str
@@ -80,10 +80,10 @@ def _text(record: Mapping[str, object], field: str) -> str:
 
 _AFTER_FUNCTION = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\nassert")
 _AFTER_ANSWER = ("\nassert", '\n"""', "\nprint", "\nif __name__")
-SETS = {
-    "humaneval": CodeSet("HumanEval.jsonl", _humaneval, _AFTER_FUNCTION),
-    "mbpp": CodeSet("mbpp.jsonl", _mbpp_test, _AFTER_ANSWER),
-    "mbpp-all": CodeSet("mbpp.jsonl", _mbpp, _AFTER_ANSWER),
+BENCHMARKS = {
+    "humaneval": CodeBenchmark("HumanEval.jsonl", _humaneval, _AFTER_FUNCTION),
+    "mbpp": CodeBenchmark("mbpp.jsonl", _mbpp_test, _AFTER_ANSWER),
+    "mbpp-all": CodeBenchmark("mbpp.jsonl", _mbpp, _AFTER_ANSWER),
 }
 
 
@@ -93,9 +93,9 @@ def read_problems(name: str, path: Path) -> list[CodeProblem]:
     Args:
         path: the folder with the set's file, as published, plain or as .gz; or the file.
     """
-    if name not in SETS:
-        raise UnknownName("set of programming problems", name, SETS)
-    layout, asked = SETS[name], f"asked for the problems of {name} in {path}"
+    if name not in BENCHMARKS:
+        raise UnknownName("set of programming problems", name, BENCHMARKS)
+    layout, asked = BENCHMARKS[name], f"asked for the problems of {name} in {path}"
     candidates = [path] if path.is_file() else [path / f"{layout.file}{ending}" for ending in ("", ".gz")]
     file = next((each for each in candidates if each.is_file()), None)
     if file is None:
@@ -150,7 +150,7 @@ def pass_at(n: int, passed: int, k: int) -> float:
     return 1 - math.comb(n - passed, k) / math.comb(n, k)
 
 
-def judged(
+def run_tests(
     problems: Sequence[CodeProblem], answers: Sequence[Sequence[str]], limits: ProgramLimits | None = None
 ) -> Callable[[Numbers], Array]:
     """For `each_of`: how many of the answers to each problem came to which of `STATUSES`, [n, 4]. Runs them."""
@@ -172,7 +172,7 @@ class _Row(NamedTuple):
     given: int
 
 
-class EncodedSolutions(NamedTuple):
+class EncodedSolution(NamedTuple):
     """A problem for one model: its rows, of which the first tokens are given, tokens to write, bytes to write."""
 
     rows: list[_Row]
@@ -182,7 +182,7 @@ class EncodedSolutions(NamedTuple):
     windows: bool
 
 
-def spelled(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> EncodedSolutions:
+def encode_problem(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> EncodedSolution:
     """The solution and the end token after the prompt, encoded apart from it, on one row if they fit.
 
     Else in windows that fill their rows: the first holds the end of the prompt and the beginning of the solution, and
@@ -193,7 +193,7 @@ def spelled(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> Enc
     before, target = prompt.tolist(), [*solution.tolist(), *end]
     size, room = len(problem.solution.encode()), packing.length - len(begin)
     if len(before) + len(target) <= room:
-        return EncodedSolutions(
+        return EncodedSolution(
             [_Row([*begin, *before, *target], len(begin) + len(before))], len(target), size, False, False
         )
     whole, half = [*before, *target], room // 2
@@ -204,10 +204,10 @@ def spelled(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing) -> Enc
         step = min(room - half, len(whole) - at)
         rows.append(_Row([*begin, *whole[at + step - room : at + step]], packing.length - step))
         at += step
-    return EncodedSolutions(rows, len(target), size, kept < len(before), len(rows) > 1)
+    return EncodedSolution(rows, len(target), size, kept < len(before), len(rows) > 1)
 
 
-def unreadable(problems: Sequence[CodeProblem], tokenizer: Tokenizer) -> int:
+def count_lossy(problems: Sequence[CodeProblem], tokenizer: Tokenizer) -> int:
     """How many solutions do not come back from a tokenizer as they were: what they cost then is not what texts cost."""
     ids = tokenizer.encode_batch([problem.solution for problem in problems])
     return sum(tokenizer.decode(row) != problem.solution for row, problem in zip(ids, problems, strict=True))
@@ -215,7 +215,7 @@ def unreadable(problems: Sequence[CodeProblem], tokenizer: Tokenizer) -> int:
 
 def solution_nats(
     model: LanguageModel,
-    texts: Sequence[EncodedSolutions],
+    texts: Sequence[EncodedSolution],
     packing: Packing,
     *,
     pad_id: int,

@@ -11,10 +11,10 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.samples import RecordSample, texts_of
-from adlm_studies.experiments.statistics import clear, exponential, over_runs, paired, said_of
-from adlm_studies.experiments.study import StepOutcome, Study, StudyStep
-from adlm_studies.experiments.tables import curves, nats_of, of
-from adlm_studies.experiments.training import Train
+from adlm_studies.experiments.statistics import exponential, interval_note, over_runs, paired, significant
+from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, check_names
+from adlm_studies.experiments.tables import curves, nats_of, select
+from adlm_studies.experiments.training import TrainAndScore
 from adlm_studies.report.sections import Cell, Interval, ReportPage, ReportTable, Section
 
 
@@ -74,6 +74,11 @@ class Anchoring(Study):
     training_steps: int = 0
     rows: int = 400
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names("arm of the study", self.arms, ARMS)
+        check_names(f"corpus at {self.scale} scale", self.corpora, settings.corpora(self.scale))
+
     def steps(self) -> Sequence[StudyStep]:
         names = self.corpora or tuple(name for name in settings.corpora(self.scale) if name != "stories")
         trained = [
@@ -95,7 +100,7 @@ class Anchoring(Study):
         return [
             StudyStep(
                 f"{corpus}/{run.name}/seed-{seed}",
-                Train(run, rows=self.rows),
+                TrainAndScore(run, rows=self.rows),
                 {"corpus": corpus, "model": arm, "seed": seed},
             )
             for arm, run in found.items()
@@ -103,13 +108,13 @@ class Anchoring(Study):
 
     def _run(self, corpus: str, arm: str, seed: int) -> Run:
         kind, change = ARMS[arm]
-        run = settings.run_of(self.scale, corpus, kind, seed=seed, steps=self.training_steps or None)
+        run = settings.study_run(self.scale, corpus, kind, seed=seed, steps=self.training_steps or None)
         return run if change is None else change(run)
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
         sections: list[Section] = []
         for corpus in dict.fromkeys(outcome.labels["corpus"] for outcome in outcomes if "corpus" in outcome.labels):
-            here = of(outcomes, corpus=corpus)
+            here = select(outcomes, corpus=corpus)
             known = {outcome.labels["model"] for outcome in here}
             by_diffusion = [each for each in ARMS if each in known and (each == "AR" or each not in LEFT_TO_RIGHT)]
             sections.append(_table(f"Held-out perplexity on {corpus}", corpus, here, by_diffusion, AGAINST))
@@ -125,14 +130,14 @@ def _found(outcomes: Sequence[StepOutcome]) -> str:
     """How ADLM stands to the MDLM of equal cost on every corpus that has both, and on how many surely so."""
     gaps: dict[str, Interval] = {}
     for corpus in dict.fromkeys(outcome.labels.get("corpus") for outcome in outcomes):
-        nats = {arm: nats_of(of(outcomes, corpus=corpus, model=arm)) for arm in ("ADLM", AGAINST[0])}
+        nats = {arm: nats_of(select(outcomes, corpus=corpus, model=arm)) for arm in ("ADLM", AGAINST[0])}
         shared = _shared(nats, *nats)
         if corpus and shared:
             gaps[corpus] = paired(*([nats[arm][seed] for seed in shared] for arm in nats))
     if not gaps:
         return ""
     each = ", ".join(f"{gap} on {corpus}" for corpus, gap in gaps.items())
-    better, worse = (sum(clear(gap) and gap.value * sign > 0 for gap in gaps.values()) for sign in (-1, 1))
+    better, worse = (sum(significant(gap) and gap.value * sign > 0 for gap in gaps.values()) for sign in (-1, 1))
     told = f"surely lower on {better or 'none'}, surely higher on {worse or 'none'} of {len(gaps)}"
     return f"At equal cost, ADLM's bound less MDLM's is {each} (nats per token): {told}."
 
@@ -141,11 +146,11 @@ def _table(
     title: str, corpus: str, outcomes: Sequence[StepOutcome], arms: Sequence[str], against: Sequence[str]
 ) -> ReportTable:
     """Every arm with its intervals over seeds, how it stands to the first of `against` that there is, and to AR."""
-    nats = {arm: nats_of(of(outcomes, model=arm)) for arm in arms}
+    nats = {arm: nats_of(select(outcomes, model=arm)) for arm in arms}
     base = next((arm for arm in against if arm in arms), None)
     rows: list[list[Cell]] = []
     for arm in arms:
-        first = of(outcomes, model=arm)[0].result
+        first = select(outcomes, model=arm)[0].result
         bound = first["scores"][next(iter(first["scores"]))]["nats_per_token"]["draws"] > 0
         mean = over_runs(list(nats[arm].values()), bound=bound)
         rows.append([
@@ -161,8 +166,8 @@ def _table(
     columns += [] if base == "AR" else ["of the gap to AR closed, %"]
     seeds = max(len(each) for each in nats.values())
     note = (
-        f"Held-out text of {corpus}, the same rows for all. {said_of(seeds)}; what is compared is first taken within a "
-        "seed. ≤ marks a bound."
+        f"Held-out text of {corpus}, the same rows for all models. {interval_note(seeds)}; differences are within "
+        "a seed. ≤ marks a bound."
     )
     return ReportTable(title, note, columns, rows, ("", "", "", "low", "low", "low", "high")[: len(columns)])
 

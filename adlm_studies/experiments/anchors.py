@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, NamedTuple
 
 from adlm.anchors.rules import AnchorRule, EveryToken, RandomFraction, RareInSequence
-from adlm.errors import UnknownName
 from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.degraded import DegradedAnelbo
@@ -14,17 +13,17 @@ from adlm.objectives.nelbo import Anelbo
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.probing import (
-    AtRandom,
-    Content,
-    CountedRule,
+    ContentTokens,
     HighTfIdf,
-    Rare,
+    RandomTokens,
+    RareTokens,
+    RuleFromData,
     TrainAndProbe,
-    TrainCounted,
+    TrainWithRuleFromData,
 )
-from adlm_studies.experiments.statistics import exponential, over_runs, paired, said_of
-from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, StudyWork
-from adlm_studies.experiments.tables import nats_of, of
+from adlm_studies.experiments.statistics import exponential, interval_note, over_runs, paired
+from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, StudyWork, check_names
+from adlm_studies.experiments.tables import nats_of, select
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, ReportTable, Section, Series
 
 # What is changed, in the words of the report.
@@ -87,9 +86,7 @@ class Anchors(Study):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for axis in self.axes:
-            if axis not in AXES:
-                raise UnknownName("change to anchors", axis, AXES)
+        check_names("axis of the study", self.axes, AXES)
 
     def steps(self) -> Sequence[StudyStep]:
         return [step for seed in range(self.seeds) for step in self._of_seed(seed)]
@@ -101,9 +98,9 @@ class Anchors(Study):
             for value, change in changes(axis, recipe).items():
                 if change == recipe:
                     continue
-                run = recipe if isinstance(change, CountedRule) else change
+                run = recipe if isinstance(change, RuleFromData) else change
                 train = self._probed(replace(run, name=f"{recipe.name}-{axis}-{_slug(value)}"))
-                work[axis, value] = TrainCounted(train, change) if isinstance(change, CountedRule) else train
+                work[axis, value] = TrainWithRuleFromData(train, change) if isinstance(change, RuleFromData) else train
         return [
             StudyStep(
                 "/".join(filter(None, (self._corpus, axis, _slug(value), f"seed-{seed}"))),
@@ -126,7 +123,7 @@ class Anchors(Study):
         return self.corpus or ("kjv" if "kjv" in known else known[0])
 
     def _recipe(self, seed: int = 0) -> Run:
-        return settings.run_of(self.scale, self._corpus, "adlm", seed=seed, steps=self.training_steps or None)
+        return settings.study_run(self.scale, self._corpus, "adlm", seed=seed, steps=self.training_steps or None)
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
         title = "What anchors have to be like"
@@ -147,7 +144,7 @@ class Anchors(Study):
         return ReportPage(title, _lead(recipe, changed), sections)
 
 
-def changes(axis: str, recipe: Run) -> Mapping[str, Run | CountedRule]:
+def changes(axis: str, recipe: Run) -> Mapping[str, Run | RuleFromData]:
     """Every value on an axis: the run that differs from the recipe in this alone, or the rule that it will have.
 
     The recipe's own value is among them, and gives the recipe itself.
@@ -162,11 +159,11 @@ def changes(axis: str, recipe: Run) -> Mapping[str, Run | CountedRule]:
     if axis == "rule":
         return {
             "rare in its row": recipe,
-            "rare in the corpus": Rare(),
+            "rare in the corpus": RareTokens(),
             "high tf-idf, half": HighTfIdf(0.5),
-            "content words": Content(),
+            "content words": ContentTokens(),
             "every token": by(EveryToken()),
-            "at random, as many": AtRandom(),
+            "at random, as many": RandomTokens(),
             "at random, half": by(RandomFraction(0.5)),
         }
     if axis == "threshold":
@@ -204,13 +201,13 @@ def _slug(value: str) -> str:
 
 
 def _point(axis: str, value: str, outcomes: Sequence[StepOutcome]) -> _Point | None:
-    found = of(outcomes, axis=axis, value=value)
+    found = select(outcomes, axis=axis, value=value)
     if not found:
         return None
     accuracy = {
         outcome.labels["seed"]: 100 * outcome.result["anchors"]["anchor stage accuracy"]["mean"] for outcome in found
     }
-    return _Point(axis, value, nats_of(found), accuracy, found[0].result["anchors"]["share"])
+    return _Point(axis, value, nats_of(found), accuracy, found[0].result["anchors"]["fraction"])
 
 
 def _against(point: _Point, recipe: _Point) -> Interval | None:
@@ -236,7 +233,7 @@ def _table(axis: str, points: Sequence[_Point], recipe: _Point, own: str | None)
                "nats against the recipe"]  # fmt: skip
     note = (
         "All else is the recipe's. Anchor accuracy is the first stage's at masked tokens that are rare in their row, "
-        f"the same ones for all. {said_of(len(recipe.nats))}; what is compared is first taken within a seed."
+        f"the same ones for all. {interval_note(len(recipe.nats))}; what is compared is first taken within a seed."
     )
     if axis == "gamma":
         note += (

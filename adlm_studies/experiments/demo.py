@@ -17,22 +17,22 @@ from adlm.text_model import TextModel
 from adlm.train.run import Run, ValidationConfig
 from adlm_studies.experiments.samples import RecordSample, player_of
 from adlm_studies.experiments.statistics import exponential
-from adlm_studies.experiments.study import Place, StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork
 from adlm_studies.experiments.tables import curves
-from adlm_studies.experiments.training import Train
+from adlm_studies.experiments.training import TrainAndScore
 from adlm_studies.report.sections import Cell, Interval, ReportPage, ReportTable, Section, Texts
 
 MODELS = {"ar": "AR", "mdlm": "MDLM", "adlm": "ADLM"}
 
 
 @dataclass(frozen=True)
-class FromBox(StudyWork):
+class GenerateFromBox(StudyWork):
     """Texts of the model that comes with the package."""
 
     count: int
     seed: int = 0
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         return {"texts": TextModel.from_pretrained("box").generate(n=self.count, seed=self.seed)}
 
 
@@ -77,7 +77,7 @@ class Demo(Study):
         trained = [
             StudyStep(
                 kind,
-                Train(run, rows=self.rows, texts=self.texts),
+                TrainAndScore(run, rows=self.rows, texts=self.texts),
                 {"corpus": self.corpus, "model": name, "seed": self.seed},
             )
             for kind, (name, run) in zip(MODELS, self.runs().items(), strict=True)
@@ -85,7 +85,7 @@ class Demo(Study):
         return [
             *trained,
             StudyStep("player", RecordSample("adlm", seed=self.seed), needs=("adlm",)),
-            StudyStep("box", FromBox(3, seed=self.seed)),
+            StudyStep("box", GenerateFromBox(3, seed=self.seed)),
         ]
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:

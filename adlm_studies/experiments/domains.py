@@ -26,10 +26,10 @@ from adlm.recipes import published, small
 from adlm.recipes.matched import MATCHED_BASELINES, matched_baseline
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
-from adlm_studies.experiments.statistics import clear, over_runs, paired, said_of
-from adlm_studies.experiments.study import Place, StepOutcome, Study, StudyStep, StudyWork
-from adlm_studies.experiments.tables import nats_of, of
-from adlm_studies.experiments.training import Train, splits_of
+from adlm_studies.experiments.statistics import interval_note, over_runs, paired, significant
+from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.tables import nats_of, select
+from adlm_studies.experiments.training import TrainAndScore, splits_of
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, ReportTable, Section, Series
 
 # Corpora of the catalog, and what they stand for.
@@ -49,7 +49,7 @@ _CHARACTERS = {"nano": 1 << 19, "small": 1 << 22, "paper": 1 << 26}  # of each d
 
 
 @dataclass(frozen=True)
-class Share(StudyWork):
+class TrainSharedTokenizer(StudyWork):
     """Train the tokenizer of all domains, and count the bytes that its tokens hold in what models are scored on.
 
     Args:
@@ -66,36 +66,38 @@ class Share(StudyWork):
     scored: int
     left_out: tuple[str, ...] = ()
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         for line in self.left_out:
-            place.say(f"left out: {line}")
+            context.log(f"left out: {line}")
         tokenizer = train_bpe(chain.from_iterable(map(self._beginning, self.domains)), self.size)
-        shutil.rmtree(place.folder, ignore_errors=True)
-        tokenizer.save(place.folder)
+        shutil.rmtree(context.folder, ignore_errors=True)
+        tokenizer.save(context.folder)
         lengths = {name: self._bytes_per_token(name, tokenizer) for name in self.domains}
-        return {"bytes_a_token": lengths, "left_out": list(self.left_out)}
+        return {"bytes_per_token": lengths, "left_out": list(self.left_out)}
 
     def _beginning(self, name: str) -> Iterator[str]:
         source = open_source(name)
         return source.beginning(splits_of(source)[0], self.characters)
 
     def _bytes_per_token(self, name: str, tokenizer: Tokenizer) -> float:
-        """Of the rows that `Train` scores."""
+        """Of the rows that `TrainAndScore` scores."""
         source = open_source(name)
         rows = packed_rows(source, splits_of(source)[1], tokenizer, self.rows, limit=self.scored)
         return int(rows.bytes.sum()) / int(rows.row_lengths.sum())
 
 
 @dataclass(frozen=True)
-class TrainInShared(Train):
+class TrainWithSharedTokenizer(TrainAndScore):
     """Train in the tokens of another step, whose folder holds the tokenizer."""
 
     tokenizer: str = ""
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         assert isinstance(self.run.data, Corpus)
-        data = replace(self.run.data, tokenizer=str(place.folder_of(self.tokenizer)))
-        return Train(replace(self.run, data=data), self.rows, self.draws, self.others, self.texts).do(place)
+        data = replace(self.run.data, tokenizer=str(context.folder_of(self.tokenizer)))
+        return TrainAndScore(replace(self.run, data=data), self.rows, self.draws, self.others, self.texts).execute(
+            context
+        )
 
 
 @cache
@@ -143,11 +145,14 @@ class Domains(Study):
         # Another choice of domains is another tokenizer, and what was trained in the old one is of no use.
         shared = "-".join((_SHARED, *names))
         left_out = tuple(f"{name}, {_called(name)}: {reason}" for name, reason in reasons.items() if reason)
-        fraction = Share(names, _ROWS[self.scale], _SIZES[self.scale], _CHARACTERS[self.scale], self.rows, left_out)
+        sizes = _ROWS[self.scale], _SIZES[self.scale], _CHARACTERS[self.scale]
+        tokenizer = TrainSharedTokenizer(names, *sizes, self.rows, left_out)
         trained = [
             StudyStep(
                 f"{name}/{model.lower()}/seed-{seed}",
-                TrainInShared(self._run(name, model, seed), self.rows, self.draws, _others(name, names), 0, shared),
+                TrainWithSharedTokenizer(
+                    self._run(name, model, seed), self.rows, self.draws, _others(name, names), 0, shared
+                ),
                 {"corpus": name, "model": model, "seed": seed},
                 (shared,),
             )
@@ -155,14 +160,14 @@ class Domains(Study):
             for name in names
             for model in MODELS
         ]
-        return [StudyStep(shared, fraction), *trained]
+        return [StudyStep(shared, tokenizer), *trained]
 
     def _run(self, domain: str, model: str, seed: int) -> Run:
         train, _ = splits_of(open_source(domain))
         data = Corpus(domain, f"bpe:{_SIZES[self.scale]}", _ROWS[self.scale], train=train)
         kind = {"AR": "ar-same-parameters", "MDLM": "mdlm-same-cost", "ADLM": "adlm"}[model]
         if self.scale == "nano":
-            run = settings.nano(data, kind)
+            run = settings.nano_run(data, kind)
         elif self.scale == "small":
             run = small.cpu_run("", kind, data, SIZES["nano"], (4, 2), steps=5500, warmup=100, draws=4)
         else:
@@ -172,8 +177,8 @@ class Domains(Study):
         return replace(run, name=f"{domain}-{model.lower()}", train=replace(run.train, seed=seed, steps=steps))
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
-        shared = next((outcome.result for outcome in outcomes if "bytes_a_token" in outcome.result), None)
-        found = _Bits.of(outcomes, shared["bytes_a_token"]) if shared else _Bits({}, ())
+        shared = next((outcome.result for outcome in outcomes if "bytes_per_token" in outcome.result), None)
+        found = _Bits.of(outcomes, shared["bytes_per_token"]) if shared else _Bits({}, ())
         left_out = [f"Left out: {line}." for line in shared["left_out"]] if shared else []
         sections: list[Section] = []
         if found.each:
@@ -203,7 +208,7 @@ class _Bits:
         bits: dict[tuple[str, str, str], dict[int, float]] = {}
         for model in MODELS:
             for home in bytes_per_token:
-                here = of(outcomes, model=model, corpus=home)
+                here = select(outcomes, model=model, corpus=home)
                 for name in bytes_per_token if here else ():
                     unit = math.log(2) * bytes_per_token[name]
                     bits[model, home, name] = {seed: nats / unit for seed, nats in nats_of(here, name).items()}
@@ -247,7 +252,7 @@ def _matrix(found: _Bits, model: str) -> ReportTable:
     rows: list[list[Cell]] = [
         [_called(home), *(found.mean(model, home, name) for name in found.names)] for home in found.names
     ]
-    said = said_of(max((len(each) for each in found.each.values()), default=0))
+    said = interval_note(max((len(each) for each in found.each.values()), default=0))
     bound = "" if model == "AR" else "; ≤ marks a bound"
     note = f"Bits a byte of held-out text, rows: trained on, columns: tested on. {said}{bound}."
     columns = ("trained on", *(f"on {_called(name)}" for name in found.names))
@@ -306,7 +311,7 @@ def _away(found: _Bits) -> str:
     gain = found.gain(found.pairs(away=True))
     if not means or gain is None:
         return ""
-    told = "" if clear(gain) else ", which seeds do not tell from none"
+    told = "" if significant(gain) else ", which seeds do not tell from none"
     return f"Away from home, texts take {means} times the bits; anchoring changes them by {gain} bits per byte{told}."
 
 
@@ -317,7 +322,7 @@ def _at_home(found: _Bits) -> str:
     if not seeds:
         return ""
     means = [over_runs([each[seed] for seed in seeds]) for each in (code, rest)]
-    told = clear(paired([code[seed] for seed in seeds], [rest[seed] for seed in seeds]))
-    different = "a clear difference" if told else "no clear difference"
+    told = significant(paired([code[seed] for seed in seeds], [rest[seed] for seed in seeds]))
+    different = "a significant difference" if told else "no significant difference"
     found_so = f"by {means[0]} on code and by {means[1]} on the other domains: {different}"
     return f"At home anchoring changes bits per byte {found_so}."

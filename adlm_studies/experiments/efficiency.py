@@ -22,10 +22,10 @@ from adlm_studies.experiments.equal_quality import (
     needs,
     reached,
 )
-from adlm_studies.experiments.reference import ReferenceAnelbo
 from adlm_studies.experiments.study import StepOutcome, Study, StudyStep
 from adlm_studies.experiments.timing import TimeSampling, TimeTraining
-from adlm_studies.experiments.training import Train
+from adlm_studies.experiments.training import TrainAndScore
+from adlm_studies.reference import ReferenceAnelbo
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, ReportTable, Section, Series
 
 LOGITS = "ADLM, logits"
@@ -62,7 +62,9 @@ class Efficiency(Study):
             for arm in ARMS:
                 run = self._run(arm, seed)
                 labels = {"corpus": corpus, "model": arm, "seed": seed}
-                trained.append(StudyStep(f"{corpus}/{run.name}/seed-{seed}", Train(run, rows=self.rows), labels))
+                trained.append(
+                    StudyStep(f"{corpus}/{run.name}/seed-{seed}", TrainAndScore(run, rows=self.rows), labels)
+                )
         first = {step.labels["model"]: step.name for step in trained if step.labels["seed"] == 0}
         sampling = TimeSampling(
             first, judge=AR, steps=self.sampling_steps, texts=self.texts, rounds=self.sampling_rounds
@@ -90,7 +92,7 @@ class Efficiency(Study):
         return self.corpus or ("kjv" if "kjv" in known else known[0])
 
     def _run(self, arm: str, seed: int) -> Run:
-        return settings.run_of(self.scale, self._corpus, ARMS[arm], seed=seed, steps=self.training_steps or None)
+        return settings.study_run(self.scale, self._corpus, ARMS[arm], seed=seed, steps=self.training_steps or None)
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
         trained = [outcome for outcome in outcomes if "model" in outcome.labels]
@@ -205,7 +207,7 @@ def _sampling_table(sampling: Result) -> ReportTable:
         f"{sampling['texts']} texts of {sampling['length']} tokens at a time, {sampling['threads']} threads; medians "
         "of rounds in which all take turns. Calls are rows through the network, of a text. Naive computes every row "
         "and every logit at every step, and left to right without a cache. The last columns are quality: nats per "
-        f"token as {AR} of the first seed finds them (its own texts by itself), ± two standard errors over texts, and the "
+        f"token as {AR} of the first seed finds them (its own texts too), ± two standard errors over texts, and the "
         "entropy of a text's tokens, which falls where texts repeat themselves."
     )
     columns = ("model", "sampler, steps", "ms a text", "tokens per second", "calls", "anchor stage's", "GFLOP a text",

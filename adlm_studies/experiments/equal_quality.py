@@ -7,7 +7,7 @@ from typing import Any
 
 from adlm_studies.experiments.statistics import over_runs
 from adlm_studies.experiments.study import StepOutcome
-from adlm_studies.experiments.tables import of
+from adlm_studies.experiments.tables import select
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportTable, Section, Series
 
 # The kinds of run, by the names that the study of anchoring has for them: in its folder they are not trained again.
@@ -37,7 +37,7 @@ def reached(curve: Sequence[Sequence[float]], target: float) -> float | None:
 
 def needs(trained: Sequence[StepOutcome], steps: Result | None) -> Needed:
     """What each model needs to reach the bound at which the MDLM of equal cost ends, by seed."""
-    targets = {outcome.labels["seed"]: outcome.result["curve"][-1][1] for outcome in of(trained, model=MDLM)}
+    targets = {outcome.labels["seed"]: outcome.result["curve"][-1][1] for outcome in select(trained, model=MDLM)}
     found: Needed = {}
     for outcome in trained:
         model, seed, result = outcome.labels["model"], outcome.labels["seed"], outcome.result
@@ -96,7 +96,7 @@ def curves_over_cost(trained: Sequence[StepOutcome], steps: Result | None) -> li
     work: list[Series] = []
     clock: list[Series] = []
     for model in dict.fromkeys(outcome.labels["model"] for outcome in trained):
-        runs = of(trained, model=model)
+        runs = select(trained, model=model)
         result = runs[0].result
         points = [
             (here[0][0], over_runs([point[1] for point in here]))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.stories import Stories
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import DataError, OutOfRange
 from adlm.evaluate.generation import figures
 from adlm.evaluate.judge import Judge, judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
@@ -27,10 +27,10 @@ from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
-from adlm_studies.experiments.statistics import clear, exponential, over_runs, paired, said_of
-from adlm_studies.experiments.study import Place, StepOutcome, Study, StudyStep, StudyWork
-from adlm_studies.experiments.tables import nats_of, of
-from adlm_studies.experiments.training import Train, held_out
+from adlm_studies.experiments.statistics import exponential, interval_note, over_runs, paired, significant
+from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork, check_names
+from adlm_studies.experiments.tables import nats_of, select
+from adlm_studies.experiments.training import TrainAndScore, held_out
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, ReportTable, Section, Series, Texts
 
 # By the names that `adlm sample` knows, with its defaults.
@@ -46,7 +46,7 @@ _JUDGES = {"paper": "openai-community/gpt2-large"}  # the field's
 _JUDGE_SEED, _SOME = 1000, 0.05  # of no model that is judged; a fraction that tells samplers apart
 _JUDGE, _REAL, _FEATURES = "judge", "real", "features.npy"
 _STORY = ("flawless", "log-likelihood of flawless", "distinct among flawless")
-# Figures by their names, as people call them. The first four are drawn; of three it is clear which are better.
+# Figures by their names, as people call them. The first four are drawn; of three one knows which values are better.
 _CALLED = {
     "perplexity": "generative perplexity",
     "mauve": "MAUVE",
@@ -67,7 +67,7 @@ _FAMILIES = {
 
 
 @dataclass(frozen=True)
-class Refer(StudyWork):
+class MeasureRealText(StudyWork):
     """Have the judge read held-out rows: samples are compared with one half, and the other is measured as they are.
 
     Args:
@@ -80,10 +80,10 @@ class Refer(StudyWork):
     texts: int
     judge: str = ""
 
-    def do(self, place: Place) -> dict[str, Any]:
-        model = TextModel.from_pretrained(place.folder_of(self.model))
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        model = TextModel.from_pretrained(context.folder_of(self.model))
         corpus = _corpus(self.run)
-        table = held_out(corpus, model.tokenizer, place.cache)
+        table = held_out(corpus, model.tokenizer, context.cache)
         if len(table) < 2 * self.texts:
             asked = f"asked for {2 * self.texts} held-out rows of {corpus.source}"
             raise DataError(asked, f"{len(table)} of them", f"ask for at most {len(table) // 2} texts")
@@ -92,21 +92,21 @@ class Refer(StudyWork):
         begin, end = model.config.packing.frame(model.tokenizer.roles)[0], model.tokenizer.roles.eos_id
         rows = [row[len(begin) :] for row in table.tokens(chosen).tolist()]
         texts = [model.tokenizer.decode(row[: [*row, end].index(end)]) for row in rows]  # as `generate` gives them
-        judge = open_judge(self.judge or str(place.folder_of(_JUDGE)))
+        judge = open_judge(self.judge or str(context.folder_of(_JUDGE)))
         features = judge_texts(judge, texts[::2]).features
-        place.folder.mkdir(parents=True, exist_ok=True)
-        np.save(place.folder / _FEATURES, features)
+        context.folder.mkdir(parents=True, exist_ok=True)
+        np.save(context.folder / _FEATURES, features)
         return {"figures": _measured(judge, features, texts[1::2], corpus), "texts": texts[1:4:2]}
 
 
 @dataclass(frozen=True)
-class Write(StudyWork):
+class GenerateTexts(StudyWork):
     """Texts of a trained model by one sampler, what they cost and how good they are.
 
     Args:
         model, run: the step that trained it, and how.
         sampler, steps: by name, as in `adlm sample`.
-        judge: as in `Refer`.
+        judge: as in `MeasureRealText`.
     """
 
     model: str
@@ -117,8 +117,8 @@ class Write(StudyWork):
     seed: int = 0
     judge: str = ""
 
-    def do(self, place: Place) -> dict[str, Any]:
-        model = TextModel.from_pretrained(place.folder_of(self.model))
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        model = TextModel.from_pretrained(context.folder_of(self.model))
         sampler, calls = model.sampler(self.sampler, steps=self.steps), 0
 
         def count(view: StepEvent) -> None:
@@ -129,11 +129,11 @@ class Write(StudyWork):
         began = time.perf_counter()
         texts = model.generate(n=self.texts, seed=self.seed, sampler=sampler, watch=count)
         seconds = time.perf_counter() - began
-        judge = open_judge(self.judge or str(place.folder_of(_JUDGE)))
-        features = np.load(place.folder_of(_REAL) / _FEATURES, allow_pickle=False)
+        judge = open_judge(self.judge or str(context.folder_of(_JUDGE)))
+        features = np.load(context.folder_of(_REAL) / _FEATURES, allow_pickle=False)
         found = _measured(judge, features, texts, _corpus(self.run))
         tokens = sum(map(len, model.tokenizer.encode_batch(texts)))
-        found |= {"calls": calls / self.texts, "seconds": seconds, "tokens_a_second": tokens / seconds}
+        found |= {"calls": calls / self.texts, "seconds": seconds, "tokens_per_second": tokens / seconds}
         return {"figures": found, "sampler": to_json(sampler), "threads": torch.get_num_threads(), "texts": texts[:2]}
 
 
@@ -180,11 +180,9 @@ class Generation(Study):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.samplers:
-            if name not in SAMPLERS:
-                raise UnknownName("sampler of the study", name, SAMPLERS)
+        check_names("sampler of the study", self.samplers, SAMPLERS)
         if any(steps < 1 for steps in self.grid):
-            raise ConfigError(f"asked for texts in {self.grid} steps", "fewer than 1", "give 1 or more each")
+            raise OutOfRange("grid", self.grid, "1 or more each")
 
     def steps(self) -> Sequence[StudyStep]:
         judge, texts = self.judge or _JUDGES.get(self.scale, ""), self.texts or _TEXTS[self.scale]
@@ -197,11 +195,11 @@ class Generation(Study):
         ]
         judges = [] if judge else [self._trained(corpus, "judge", _JUDGE, _JUDGE_SEED)]
         first, run = (judges or trained)[0]
-        real = StudyStep(_REAL, Refer(first.name, run, texts, judge), {"model": "real text"}, (first.name,))
+        real = StudyStep(_REAL, MeasureRealText(first.name, run, texts, judge), {"model": "real text"}, (first.name,))
         written = [
             StudyStep(
                 f"texts/{step.labels['model']}/{sampler}/{steps or 'own'}/seed-{step.labels['seed']}",
-                Write(step.name, sampler, steps, run, texts, step.labels["seed"], judge),
+                GenerateTexts(step.name, sampler, steps, run, texts, step.labels["seed"], judge),
                 {**step.labels, "sampler": sampler, "steps": steps},
                 (step.name, _REAL),
             )
@@ -212,8 +210,10 @@ class Generation(Study):
 
     def _trained(self, corpus: str, model: str, name: str, seed: int) -> tuple[StudyStep, Run]:
         kind = KINDS.get(model, KINDS["AR"])
-        run = settings.run_of(self.scale, corpus, kind, seed=seed, steps=self.training_steps or None)
-        return StudyStep(name, Train(run, self.rows, texts=0), {"corpus": corpus, "model": model, "seed": seed}), run
+        run = settings.study_run(self.scale, corpus, kind, seed=seed, steps=self.training_steps or None)
+        return StudyStep(
+            name, TrainAndScore(run, self.rows, texts=0), {"corpus": corpus, "model": model, "seed": seed}
+        ), run
 
     def _settings(self, model: str, length: int) -> list[tuple[str, int | None]]:
         """What a model is sampled with: (sampler, steps)."""
@@ -230,7 +230,7 @@ class Generation(Study):
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
         written = [outcome for outcome in outcomes if "sampler" in outcome.labels]
-        real = of(outcomes, model="real text")
+        real = select(outcomes, model="real text")
         numbers = sorted({outcome.labels["steps"] for outcome in written} - {None})
         shown = numbers[1::2] or numbers
         middle = shown[len(shown) // 2] if shown else 0
@@ -281,10 +281,10 @@ def _table(written: Sequence[StepOutcome], real: Sequence[StepOutcome], steps: i
     measures = _present(written, tuple(_CALLED))
     rows: list[list[Cell]] = [["real text", "", None, None, *(_figure(real, each) for each in measures)]]
     for model, sampler in _labels(written, "model", "sampler"):
-        here = of(written, model=model, sampler=sampler)
-        if here := of(here, steps=steps) or of(here, steps=None):
-            rows.append([model, sampler, *(_figure(here, each) for each in ("calls", "tokens_a_second", *measures))])
-    said = said_of(len(_labels(written, "seed")))
+        here = select(written, model=model, sampler=sampler)
+        if here := select(here, steps=steps) or select(here, steps=None):
+            rows.append([model, sampler, *(_figure(here, each) for each in ("calls", "tokens_per_second", *measures))])
+    said = interval_note(len(_labels(written, "seed")))
     note = f"{said}; speeds are of this machine as it was. A call of AR is one token, else a row."
     columns = ("model", "sampler", "calls per text", "tokens per second", *(_CALLED[each] for each in measures))
     return ReportTable(f"Samplers at {steps} steps", note, columns, rows)
@@ -295,9 +295,9 @@ def _charts(written: Sequence[StepOutcome], real: Sequence[StepOutcome]) -> list
     whole = [("calls", "network calls per text", family) for family in _FAMILIES]
     note = "Each line goes from few steps to many; bands are 95 % intervals over seeds."
     found: list[Section] = []
-    for cost, label, family in (*whole, ("tokens_a_second", "tokens per second", "orders")):
+    for cost, label, family in (*whole, ("tokens_per_second", "tokens per second", "orders")):
         for measure in _present(written):
-            each = [_line(of(written, model=a, sampler=b), cost, measure) for a, b in _FAMILIES[family]]
+            each = [_line(select(written, model=a, sampler=b), cost, measure) for a, b in _FAMILIES[family]]
             lines, called = [line for line in each if line.x], _CALLED[measure]
             levels = [("real text", level.value)] if (level := _figure(real, measure)) else []
             title = f"{called[0].upper()}{called[1:]} against {label}: {family}"
@@ -306,7 +306,7 @@ def _charts(written: Sequence[StepOutcome], real: Sequence[StepOutcome]) -> list
 
 
 def _line(outcomes: Sequence[StepOutcome], cost: str, measure: str) -> Series:
-    each = [of(outcomes, steps=steps) for (steps,) in _labels(outcomes, "steps")]
+    each = [select(outcomes, steps=steps) for (steps,) in _labels(outcomes, "steps")]
     pairs = [(_figure(here, cost), _figure(here, measure)) for here in each]
     points = [(calls.value, figure) for calls, figure in pairs if calls and figure]
     y, low, high = ([getattr(each, part) for _, each in points] for part in ("value", "low", "high"))
@@ -317,7 +317,7 @@ def _ranked(written: Sequence[StepOutcome], measure: str, budget: int) -> list[t
     """Every model but AR with every sampler, at the most calls it makes within a budget, the best first."""
     dearest: dict[str, tuple[float, list[StepOutcome]]] = {}
     for model, sampler, steps in _labels(written, "model", "sampler", "steps"):
-        here = of(written, model=model, sampler=sampler, steps=steps)
+        here = select(written, model=model, sampler=sampler, steps=steps)
         calls = _figure(here, "calls")
         if model != "AR" and calls and dearest.get(_named(here), (0.0,))[0] < calls.value <= budget:
             dearest[_named(here)] = calls.value, here
@@ -340,7 +340,7 @@ def _equal_cost(written: Sequence[StepOutcome], budgets: Sequence[int]) -> Repor
 
 def _advantage(written: Sequence[StepOutcome]) -> ReportTable:
     measures = _present(written)
-    samplers = [sampler for (sampler,) in _labels(of(written, model="MDLM"), "sampler")]
+    samplers = [sampler for (sampler,) in _labels(select(written, model="MDLM"), "sampler")]
     rows: list[list[Cell]] = [
         [sampler or "all of them", *(_difference(written, measure, sampler) for measure in measures)]
         for sampler in (*samplers, None)
@@ -352,17 +352,17 @@ def _advantage(written: Sequence[StepOutcome]) -> ReportTable:
 def _difference(written: Sequence[StepOutcome], measure: str, sampler: str | None = None) -> Interval | None:
     """ADLM less MDLM, or the ratio of perplexities, over the settings that both have."""
     gaps: dict[int, list[float]] = {}
-    for name, steps in _labels(of(written, model="MDLM"), "sampler", "steps"):
+    for name, steps in _labels(select(written, model="MDLM"), "sampler", "steps"):
         if sampler in (None, name):
-            here = of(written, sampler=name, steps=steps)
-            ours, theirs = (_values(of(here, model=model), measure) for model in ("ADLM", "MDLM"))
+            here = select(written, sampler=name, steps=steps)
+            ours, theirs = (_values(select(here, model=model), measure) for model in ("ADLM", "MDLM"))
             for seed in ours.keys() & theirs.keys():
                 gaps.setdefault(seed, []).append(ours[seed] - theirs[seed])
     return _mean([math.fsum(each) / len(each) for each in gaps.values()], measure)
 
 
 def _samples(written: Sequence[StepOutcome], real: Sequence[StepOutcome], steps: int) -> Texts:
-    first = [each for each in of(written, seed=0) if each.labels["steps"] in (steps, None)]
+    first = [each for each in select(written, seed=0) if each.labels["steps"] in (steps, None)]
     texts = [("real text", each.result["texts"][0]) for each in real]
     texts += [(_named([each]), each.result["texts"][0]) for each in first]
     return Texts("Samples", f"The first of each, of seed 0, in {steps} steps where there are steps.", texts)
@@ -383,7 +383,7 @@ def _winner(written: Sequence[StepOutcome], measure: str, budget: int) -> str:
     )
     plain = f"{here[0].labels['model']}, ancestral"
     for mean, other in (pair for pair in ranked[1:] if _named(pair[1]) == plain):
-        told = clear(_gap(_values(here, measure), _values(other, measure)))
+        told = significant(_gap(_values(here, measure), _values(other, measure)))
         found += f" (ancestral: {mean}{'' if told else '; seeds do not tell them apart'})"
     return f"{found}."
 
@@ -391,10 +391,10 @@ def _winner(written: Sequence[StepOutcome], measure: str, budget: int) -> str:
 def _verdict(written: Sequence[StepOutcome], measure: str, trained: Sequence[StepOutcome]) -> str:
     """Whether a better bound is better text."""
     gap, ratio = _difference(written, measure), _difference(written, "perplexity")
-    bound = _gap(*(nats_of(of(trained, model=model)) for model in ("ADLM", "MDLM")))
+    bound = _gap(*(nats_of(select(trained, model=model)) for model in ("ADLM", "MDLM")))
     if gap is None or ratio is None or bound is None:
         return ""
     said = f"ADLM writes {'better' if gap.value > 0 else 'worse'} texts than MDLM"
-    said = said if clear(gap) else "no difference of ADLM and MDLM shows in texts"
+    said = said if significant(gap) else "no difference of ADLM and MDLM shows in texts"
     found = f"{_CALLED[measure]} {gap} more, {ratio} times the perplexity; bounds differ by {bound} nats per token"
     return f"At equal cost {said}: {found}."

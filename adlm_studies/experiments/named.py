@@ -14,7 +14,8 @@ _ALL = (Anchoring, Generation, Reasoning, Domains, Anchors, Efficiency, SampleCo
 STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 
 
-def study_of(name: str, *, scale: str = "nano", seeds: int = 3) -> Study:
+def find_study(name: str, *, scale: str = "nano", seeds: int = 3) -> Study:
+    """A study by its name, at a scale."""
     if name not in STUDIES:
         raise UnknownName("study", name, STUDIES)
     return STUDIES[name](scale=scale, seeds=seeds)

@@ -17,8 +17,8 @@ from adlm.evaluate.anchors import MAIN, STAGES, AnchorNumbers, Types
 from adlm.evaluate.jackknife import ratio
 from adlm.objectives.nelbo import Anelbo
 from adlm.text_model import TextModel
-from adlm_studies.experiments.study import Place, StudyWork
-from adlm_studies.experiments.training import Train, held_out
+from adlm_studies.experiments.study import StepContext, StudyWork
+from adlm_studies.experiments.training import TrainAndScore, held_out
 
 LEVELS = (0.2, 0.5, 0.8)
 # In every run, whatever it was trained with: figures of different runs are to compare.
@@ -26,7 +26,7 @@ PROBED = RareInSequence(5)
 
 
 @dataclass(frozen=True)
-class TrainAndProbe(Train):
+class TrainAndProbe(TrainAndScore):
     """Train and score an ADLM, then measure its anchor stage at masked anchors of held-out rows.
 
     Args:
@@ -36,11 +36,11 @@ class TrainAndProbe(Train):
     texts: int = 0
     probed: int = 64
 
-    def do(self, place: Place) -> dict[str, Any]:
-        found = super().do(place)
-        model = TextModel.from_pretrained(place.folder)
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        found = super().execute(context)
+        model = TextModel.from_pretrained(context.folder)
         assert isinstance(self.run.data, Corpus)  # or nothing was trained
-        table = held_out(self.run.data, model.tokenizer, place.cache)
+        table = held_out(self.run.data, model.tokenizer, context.cache)
         rows = np.arange(min(self.probed, len(table)))
         numbers = AnchorNumbers(model.network, table, Types.of(model.tokenizer, table), PROBED, levels=LEVELS)
         sums = numbers(rows)
@@ -49,7 +49,7 @@ class TrainAndProbe(Train):
             return sums[:, [numbers.columns[level, MAIN[0], stage, what] for level in LEVELS]].sum(1)
 
         count = over_levels("", "count")
-        anchors: dict[str, Any] = {"rows": len(rows), "share": marked(_objective(self).rule, table, len(rows))}
+        anchors: dict[str, Any] = {"rows": len(rows), "fraction": marked(_objective(self).rule, table, len(rows))}
         for stage in STAGES:
             for name, what in (("accuracy", "correct"), ("nats", "nats")):
                 mean, error = ratio(np.stack([over_levels(stage, what), count], 1))
@@ -58,7 +58,7 @@ class TrainAndProbe(Train):
 
 
 @dataclass(frozen=True)
-class CountedRule(ABC):
+class RuleFromData(ABC):
     """An anchor rule that can be made only when the data is there."""
 
     @abstractmethod
@@ -67,7 +67,7 @@ class CountedRule(ABC):
 
 
 @dataclass(frozen=True)
-class Rare(CountedRule):
+class RareTokens(RuleFromData):
     """All token types but the `rank` most frequent ones."""
 
     rank: int = 100
@@ -77,7 +77,7 @@ class Rare(CountedRule):
 
 
 @dataclass(frozen=True)
-class HighTfIdf(CountedRule):
+class HighTfIdf(RuleFromData):
     """This fraction of each row, by its highest scores."""
 
     fraction: float = 0.5
@@ -87,7 +87,7 @@ class HighTfIdf(CountedRule):
 
 
 @dataclass(frozen=True)
-class AtRandom(CountedRule):
+class RandomTokens(RuleFromData):
     """As many as the recipe's rule marks, wherever they are."""
 
     def make(self, data: Prepared, recipe: AnchorRule) -> AnchorRule:
@@ -95,7 +95,7 @@ class AtRandom(CountedRule):
 
 
 @dataclass(frozen=True)
-class Content(CountedRule):
+class ContentTokens(RuleFromData):
     """Content words, by the tokenizer's texts."""
 
     def make(self, data: Prepared, recipe: AnchorRule) -> AnchorRule:
@@ -103,18 +103,18 @@ class Content(CountedRule):
 
 
 @dataclass(frozen=True)
-class TrainCounted(StudyWork):
-    """As `train`, under a rule made from the data. Not itself a `Train`: its run is not known beforehand."""
+class TrainWithRuleFromData(StudyWork):
+    """As `train`, under a rule made from the data. Not itself a `TrainAndScore`: its run is not known beforehand."""
 
     train: TrainAndProbe
-    rule: CountedRule
+    rule: RuleFromData
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         objective = _objective(self.train)
-        data = self.train.run.data.prepare(cache=place.cache, verify=False)
+        data = self.train.run.data.prepare(cache=context.cache, verify=False)
         rule = self.rule.make(data, objective.rule)
         run = replace(self.train.run, objective=replace(objective, rule=rule))
-        return replace(self.train, run=run).do(place)
+        return replace(self.train, run=run).execute(context)
 
 
 def marked(rule: AnchorRule, table: Table, rows: int = 512) -> float:
@@ -123,7 +123,7 @@ def marked(rule: AnchorRule, table: Table, rows: int = 512) -> float:
     return round((rule.mark(batch).sum() / batch.valid.sum()).item(), 4)
 
 
-def _objective(train: Train) -> Anelbo:
+def _objective(train: TrainAndScore) -> Anelbo:
     objective = train.run.objective
     if not isinstance(objective, Anelbo):
         raise ConfigError(

@@ -13,28 +13,28 @@ from adlm.train.init import Finetune, RandomInit
 from adlm.train.lr_schedules import StableDecay
 from adlm.train.trainer import Callbacks
 from adlm_studies.experiments.solved import METHODS, cost_chart, in_words, one_problem, size_chart, solved_table
-from adlm_studies.experiments.study import Place, StepOutcome, Study, StudyStep, StudyWork
-from adlm_studies.experiments.tables import of
-from adlm_studies.reasoning.decode import Solved
-from adlm_studies.reasoning.diffusion import Diffused
-from adlm_studies.reasoning.methods import Chain, Method
-from adlm_studies.reasoning.problem import SPLITS, Generated, Task
-from adlm_studies.reasoning.rows import Reasoned, problems_of
+from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.tables import select
+from adlm_studies.reasoning.data import ReasoningData, distinct, read_problems
+from adlm_studies.reasoning.decode import SolvedProblem
+from adlm_studies.reasoning.diffusion import DiffusionReasoningData
+from adlm_studies.reasoning.methods import Chain, ReasoningMethod
+from adlm_studies.reasoning.problem import SPLITS, GeneratedTask, Task
 from adlm_studies.reasoning.solve import solve
 from adlm_studies.reasoning.stages import (
     DIFFUSION,
     PUBLISHED,
     Curriculum,
     CurriculumStage,
-    base_of,
+    curriculum_stages,
     diffusion_stage,
+    from_scratch,
     method_for,
     pretrained,
-    scratch,
-    stages_of,
+    starting_model,
     train_in_stages,
 )
-from adlm_studies.reasoning.tasks import task_of
+from adlm_studies.reasoning.tasks import make_task
 from adlm_studies.report.sections import ReportPage, Section
 
 
@@ -134,7 +134,7 @@ _LESSON = "lesson"
 
 
 @dataclass(frozen=True)
-class Reason(StudyWork):
+class TrainReasoner(StudyWork):
     """Train a model in stages and count what it solves.
 
     Args:
@@ -148,22 +148,22 @@ class Reason(StudyWork):
     tested: int = 0
     after: str = ""
 
-    def do(self, place: Place) -> dict[str, Any]:
-        curriculum, folder = self.curriculum, place.folder
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        curriculum, folder = self.curriculum, context.folder
         if self.after:
-            begun = str(place.folder_of(self.after))
+            begun = str(context.folder_of(self.after))
             curriculum = replace(curriculum, init=Finetune(begun), tokenizer=begun)
         if self.diffusion:
-            objective = base_of(self.diffusion).objective
+            objective = starting_model(self.diffusion).objective
             assert objective is not None
             stages = [diffusion_stage(curriculum, folder, objective)]
         else:
-            stages = stages_of(curriculum, folder)
-        train_in_stages(stages, around=_attending(place), curves=False)
+            stages = curriculum_stages(curriculum, folder)
+        train_in_stages(stages, callbacks=_callbacks(context), curves=False)
         model = TextModel.from_pretrained(folder)
         data = stages[-1].run.data
-        problems = problems_of(curriculum.task, "test", self.tested)
-        assert isinstance(data, Reasoned | Diffused)
+        problems = distinct(read_problems(curriculum.task, "test", self.tested))
+        assert isinstance(data, ReasoningData | DiffusionReasoningData)
         _, solved = solve(model.network, model.tokenizer, data, problems, "test")
         shown = solved[0]
         return {
@@ -178,13 +178,13 @@ class Reason(StudyWork):
                 "question": shown.problem.question,
                 "answer": shown.problem.answer,
                 "written": shown.written.text,
-                "thoughts": [[list(guess) for guess in each] for each in shown.written.thoughts],
+                "thoughts": [[list(prediction) for prediction in each] for each in shown.written.thoughts],
             },
         }
 
 
 @dataclass(frozen=True)
-class BySize(StudyWork):
+class SolveBySize(StudyWork):
     """Put generated problems of several sizes to the model of another step.
 
     Args:
@@ -195,24 +195,24 @@ class BySize(StudyWork):
     """
 
     after: str
-    method: Method
+    method: ReasoningMethod
     task: str
     sizes: tuple[int, ...]
     problems: int = 200
 
-    def do(self, place: Place) -> dict[str, Any]:
-        folder = place.folder_of(self.after)
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        folder = context.folder_of(self.after)
         model, right = TextModel.from_pretrained(folder), {}
         for size in self.sizes:
-            task = task_of(self.task, None, least=size, most=size, test=self.problems)
-            data = Reasoned(task, self.method, self.method.stages - 1, str(folder))
-            assert isinstance(task, Generated)
-            _, solved = solve(model.network, model.tokenizer, data, task.drawn("test"), f"of size {size}")
+            task = make_task(self.task, None, least=size, most=size, test=self.problems)
+            data = ReasoningData(task, self.method, self.method.stages - 1, str(folder))
+            assert isinstance(task, GeneratedTask)
+            _, solved = solve(model.network, model.tokenizer, data, distinct(task.drawn("test")), f"of size {size}")
             right[str(size)] = _word(solved)
         return {"sizes": list(self.sizes), "right": right}
 
 
-def _word(solved: Sequence[Solved]) -> str:
+def _word(solved: Sequence[SolvedProblem]) -> str:
     return "".join("01"[each.right] for each in solved)
 
 
@@ -221,20 +221,20 @@ def _at_hand(scale: str) -> list[str]:
 
     def is_here(task: Task) -> bool:
         try:
-            return isinstance(task, Generated) or all(task.origin(split) for split in SPLITS)
+            return isinstance(task, GeneratedTask) or all(task.origin(split) for split in SPLITS)
         except DataError:
             return False
 
-    return [name for name, budget in _BUDGETS[scale].items() if is_here(task_of(budget.task or name, None))]
+    return [name for name, budget in _BUDGETS[scale].items() if is_here(make_task(budget.task or name, None))]
 
 
-def _attending(place: Place) -> Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]:
+def _callbacks(context: StepContext) -> Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]:
     @contextmanager
-    def around(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
-        place.say(f"stage {number + 1} of {count}: {stage.run.train.steps:,} steps")
-        yield Callbacks(place.watch, _silent)
+    def callbacks(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
+        context.log(f"stage {number + 1} of {count}: {stage.run.train.steps:,} steps")
+        yield Callbacks(context.on_step, _silent)
 
-    return around
+    return callbacks
 
 
 def _silent(text: str) -> None:
@@ -284,25 +284,25 @@ class Reasoning(Study):
         if task not in known:
             raise UnknownName(f"task at {self.scale} scale", task, known)
         budget = known[task]
-        begun = base_of(base, budget.stack or _STACKS[self.scale])
+        begun = starting_model(base, budget.stack or _STACKS[self.scale])
         kind = budget.task or task
         fresh, diffusion = begun.init == RandomInit(), base if begun.objective is not None else ""
 
-        def step(name: str, work: Reason, *needs: str) -> StudyStep:
+        def step(name: str, work: TrainReasoner, *needs: str) -> StudyStep:
             labels = {"task": task, "base": base, "method": name, "seed": seed}
             return StudyStep(
                 f"{task.replace(' ', '-')}/{base.replace('/', '-')}/{name}/seed-{seed}", work, labels, needs
             )
 
         curriculum = Curriculum(
-            task_of(kind, None, **budget.smaller),
+            make_task(kind, None, **budget.smaller),
             Chain(),
             begun.network,
             PUBLISHED[kind].epochs,
             begun.init,
             scale=budget.epochs * self.epochs,
-            rows=budget.rows,
-            train=scratch(seed) if fresh else pretrained(seed),
+            batch_size=budget.rows,
+            train=from_scratch(seed) if fresh else pretrained(seed),
             tokenizer=begun.tokenizer,
             problems=budget.problems,
             held_out=200,
@@ -312,13 +312,13 @@ class Reasoning(Study):
         for number, (easier, problems, epochs, rows) in enumerate(budget.lessons if fresh else ()):
             lesson = replace(
                 curriculum,
-                task=task_of(kind, None, **{"train": problems, **easier}),
+                task=make_task(kind, None, **{"train": problems, **easier}),
                 problems=problems,
                 scale=epochs * self.epochs,
-                rows=rows,
+                batch_size=rows,
                 longest=0,
             )
-            taught = step(f"{_LESSON}-{number + 1}", Reason(lesson, diffusion, 200, *needs), *needs)
+            taught = step(f"{_LESSON}-{number + 1}", TrainReasoner(lesson, diffusion, 200, *needs), *needs)
             yield taught
             needs = (taught.name,)
         if needs:  # their stages are short
@@ -327,26 +327,26 @@ class Reasoning(Study):
             )
         for name in methods:
             own = replace(curriculum, method=method_for(kind, name))
-            asked = step(name, Reason(own, diffusion, budget.tested, *needs), *needs)
+            asked = step(name, TrainReasoner(own, diffusion, budget.tested, *needs), *needs)
             yield asked
             if budget.sizes and not diffusion:
-                sized = BySize(asked.name, own.method, kind, budget.sizes)
+                sized = SolveBySize(asked.name, own.method, kind, budget.sizes)
                 yield StudyStep(f"{asked.name}/sizes", sized, {**asked.labels, "by": "size"}, (asked.name,))
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
         lessons = [each for each in outcomes if each.labels["method"] not in METHODS]
-        sized = of(outcomes, by="size")
+        sized = select(outcomes, by="size")
         outcomes = [each for each in outcomes if each.labels["method"] in METHODS and each not in sized]
         tasks = list(dict.fromkeys(outcome.labels["task"] for outcome in outcomes))
         sections: list[Section] = []
         for task in tasks:
             sections += [
-                solved_table(task, of(outcomes, task=task), of(lessons, task=task)),
-                one_problem(task, of(outcomes, task=task)),
+                solved_table(task, select(outcomes, task=task), select(lessons, task=task)),
+                one_problem(task, select(outcomes, task=task)),
             ]
-            if by_size := of(sized, task=task):
+            if by_size := select(sized, task=task):
                 sections.append(size_chart(task, by_size))
         if outcomes:
             sections.append(cost_chart(outcomes))
-        lead = [self.question, *(in_words(task, of(outcomes, task=task)) for task in tasks)]
+        lead = [self.question, *(in_words(task, select(outcomes, task=task)) for task in tasks)]
         return ReportPage("Reasoning with anchors", " ".join(filter(None, lead)), sections)

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from adlm.anchors.positions import AtPositions
-from adlm.config import to_json
 from adlm.data.anchored_process import AnchoredProcess, Placing, at_the_back, at_the_front, spread
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError
@@ -28,7 +27,7 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
+from adlm.train.folder import same_run
 from adlm.train.lr_schedules import StableDecay
 from adlm.train.optimizer import Muon
 from adlm.train.plan import summary
@@ -36,7 +35,7 @@ from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 from adlm.train.trainer import BEST
 from adlm_studies.experiments.counting import ANCHORED, ANY_ORDER, CHAIN, anchored_excess, chain_excess
 from adlm_studies.experiments.rows_needed import curves_of, lead, sections
-from adlm_studies.experiments.study import Place, StepOutcome, Study, StudyStep, StudyWork
+from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork, check_names
 from adlm_studies.report.sections import ReportPage
 
 # By the name in tables: the kind of model, and where the anchors stand.
@@ -83,7 +82,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Learn(StudyWork):
+class TrainOnProcess(StudyWork):
     """Train on some rows of a process until validation no longer improves; score the best weights on others.
 
     Args:
@@ -93,21 +92,21 @@ class Learn(StudyWork):
     run: Run
     draws: int = 4
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         run, process = self.run, self.run.data
         if not isinstance(process, AnchoredProcess):
             raise ConfigError(
                 "asked how many samples per run needs", f"{type(process).__name__} as data", "use an AnchoredProcess"
             )
-        same = stored_run(place.folder) == to_json(run)
+        same = same_run(context.folder, run)
         resume: Literal["auto", "never"] = "auto" if same else "never"
-        fitted = fit(run, place.folder, resume=resume, watch=place.watch, say=place.say, curves=False)
-        model, *_ = load_model(place.folder / BEST)
+        fitted = fit(run, context.folder, resume=resume, watch=context.on_step, say=context.log, curves=False)
+        model, *_ = load_model(context.folder / BEST)
         law, test = process.exact(), process.rows("test")
         nats = perplexity(model, test, draws=self.draws, batch=256).nats_per_row.mean
         # Against the true law on the same rows: most of the chance in which rows were drawn cancels out.
         true = float(law.nats(test.values(np.arange(len(test)))).mean())
-        shutil.rmtree(place.folder)  # there are hundreds, of seconds each
+        shutil.rmtree(context.folder)  # there are hundreds, of seconds each
         return {
             "excess": nats - true,
             "entropy": law.entropy,
@@ -119,7 +118,7 @@ class Learn(StudyWork):
 
 
 @dataclass(frozen=True)
-class Count(StudyWork):
+class FillTables(StudyWork):
     """Fill the theory's tables with the first rows of a process, for each of `counts`.
 
     Args:
@@ -130,7 +129,7 @@ class Count(StudyWork):
     counts: tuple[int, ...]
     orders: int = 8
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         law, length = self.process.exact(), self.process.length
         rows = self.process.rows("train").values(np.arange(max(self.counts)))
         random = np.random.default_rng(self.process.seed)
@@ -168,6 +167,10 @@ class SampleComplexity(Study):
     arms: tuple[str, ...] = ()
     training_steps: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names("arm of the study", self.arms, ARMS)
+
     def steps(self) -> Sequence[StudyStep]:
         return [step for seed in range(self.seeds) for d in self._size.anchors for step in self._steps(d, seed)]
 
@@ -186,7 +189,7 @@ class SampleComplexity(Study):
         size, labels = self._size, {"anchors": d, "seed": seed}
         process = AnchoredProcess(size.values, size.length, spread(d, size.length), law=seed, seed=seed)
         tables = StudyStep(
-            f"tables/anchors-{d}/seed-{seed}", Count(process, size.tables), {"model": "tables", **labels}
+            f"tables/anchors-{d}/seed-{seed}", FillTables(process, size.tables), {"model": "tables", **labels}
         )
         networks = []
         for arm in size.arms:
@@ -196,7 +199,7 @@ class SampleComplexity(Study):
             for count in size.counts:
                 step = f"{name}/anchors-{d}/rows-{count}/seed-{seed}"
                 run = _run(step, kind, replace(placed, count=count), size, seed)
-                networks.append(StudyStep(step, Learn(run), {"model": arm, **labels, "rows": count}))
+                networks.append(StudyStep(step, TrainOnProcess(run), {"model": arm, **labels, "rows": count}))
         return [tables, *networks]
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adlm.text_model import TextModel
-from adlm_studies.experiments.study import Place, StepOutcome, StudyWork
-from adlm_studies.report.recording import record
+from adlm_studies.experiments.study import StepContext, StepOutcome, StudyWork
+from adlm_studies.report.recording import record_generation
 from adlm_studies.report.sections import Frame, Player, Section, Texts
 
 
@@ -18,9 +18,13 @@ class RecordSample(StudyWork):
     steps: int = 48
     seed: int = 0
 
-    def do(self, place: Place) -> dict[str, Any]:
-        model = TextModel.from_pretrained(place.folder_of(self.step))
-        return {"player": asdict(record(model, title=f"{self.step}, as it writes", seed=self.seed, steps=self.steps))}
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        model = TextModel.from_pretrained(context.folder_of(self.step))
+        return {
+            "player": asdict(
+                record_generation(model, title=f"{self.step}, as it writes", seed=self.seed, steps=self.steps)
+            )
+        }
 
 
 def player_of(result: Mapping[str, Any]) -> Player:

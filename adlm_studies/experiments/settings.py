@@ -34,19 +34,19 @@ def corpora(scale: str) -> tuple[str, ...]:
     return tuple(NANO if scale == "nano" else _SMALL if scale == "small" else _PAPER)
 
 
-def run_of(scale: str, corpus: str, kind: str, *, seed: int = 0, steps: int | None = None) -> Run:
+def study_run(scale: str, corpus: str, kind: str, *, seed: int = 0, steps: int | None = None) -> Run:
     """A run of a kind that recipes have, on a corpus of this scale."""
     if corpus not in corpora(scale):
         raise UnknownName(f"corpus at {scale} scale", corpus, corpora(scale))
     if scale == "nano":
         # Of some corpora only the smaller splits lie about; then the first of them is trained on.
-        run = nano(replace(NANO[corpus], train=splits_of(NANO[corpus].open())[0]), kind)
+        run = nano_run(replace(NANO[corpus], train=splits_of(NANO[corpus].open())[0]), kind)
     else:
         run = (_SMALL if scale == "small" else _PAPER)[corpus](kind)
     return replace(run, train=replace(run.train, seed=seed, steps=steps or run.train.steps))
 
 
-def nano(data: Corpus, kind: str) -> Run:
+def nano_run(data: Corpus, kind: str) -> Run:
     """Two or three minutes on one core."""
     source = data.source.split(":")[0]
     run = small.cpu_run(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from adlm_studies.experiments.statistics import over_runs
 from adlm_studies.experiments.study import StepOutcome
-from adlm_studies.experiments.tables import of
+from adlm_studies.experiments.tables import select
 from adlm_studies.reasoning.answers import Accuracy, paired
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportTable, Series, Texts
 
@@ -93,7 +93,7 @@ def _how(task: str, outcomes: Sequence[StepOutcome], lessons: Sequence[StepOutco
     first, seeds = outcomes[0].result, sorted({len(runs) for runs in _rows(outcomes).values()})
     several = "the wider of that over seeds and that over problems"
     said = [
-        f"{len(first['right'])} test problems, the same for all, after {first['steps']:,} steps or nearly as many; "
+        f"{len(first['right'])} distinct test problems, the same for all, after about {first['steps']:,} steps; "
         f"± is a 95 % interval, {several if seeds[-1] > 1 else 'over problems, of one seed'}."
     ]
     if seeds[-1] > 1:
@@ -120,7 +120,7 @@ def one_problem(task: str, outcomes: Sequence[StepOutcome]) -> Texts:
     texts = []
     for (base, method), runs in _rows(outcomes).items():
         shown = runs[0].result["shown"]
-        thoughts = "".join(f"[{guesses[0][0].strip()} {guesses[0][1]:.0%}] " for guesses in shown["thoughts"])
+        thoughts = "".join(f"[{likeliest[0][0].strip()} {likeliest[0][1]:.0%}] " for likeliest in shown["thoughts"])
         texts.append((f"{METHODS[method][0]}, {base}", f"{thoughts}{shown['written'].strip()}"))
     shown = outcomes[0].result["shown"]
     note = f"{shown['question']} (Answer: {shown['answer']}) In brackets, the likeliest token after each thought."
@@ -147,7 +147,7 @@ def _rows_by_task(outcomes: Sequence[StepOutcome]) -> dict[tuple[str, str], list
     """By task and method, of the first base."""
     base = outcomes[0].labels["base"]
     found: dict[tuple[str, str], list[StepOutcome]] = {}
-    for outcome in of(outcomes, base=base):
+    for outcome in select(outcomes, base=base):
         found.setdefault((outcome.labels["task"], outcome.labels["method"]), []).append(outcome)
     return found
 
@@ -180,7 +180,7 @@ def size_chart(task: str, outcomes: Sequence[StepOutcome]) -> Chart:
         ]
         series.append(Series.of(f"{METHODS[method][0]}, {base}" if several else METHODS[method][0], points))
     note = (
-        f"Of {len(next(iter(outcomes[0].result['right'].values())))} generated problems each. Only lessons, where "
-        "there were any, had other sizes than the largest."
+        f"Of at most {max(map(len, outcomes[0].result['right'].values()))} distinct generated problems each. Only lessons had "
+        "other sizes than the largest."
     )
     return Chart(f"{task}: by size", note, "size of the problem", "right, %", series)

@@ -14,7 +14,7 @@ def over_runs(values: Sequence[float], *, bound: bool = False) -> Interval:
     if n == 1:
         return Interval(mean, mean, mean, bound)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = student(n - 1) * spread / math.sqrt(n)
+    half = student_t(n - 1) * spread / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, bound, n)
 
 
@@ -24,12 +24,12 @@ def paired(values: Sequence[float], others: Sequence[float]) -> Interval:
     return over_runs([a - b for a, b in zip(values, others, strict=True)])
 
 
-def clear(difference: Interval | None) -> bool:
+def significant(difference: Interval | None) -> bool:
     """Whether several runs leave 0 out of its interval."""
     return difference is not None and difference.runs > 1 and (difference.low > 0 or difference.high < 0)
 
 
-def said_of(seeds: int) -> str:
+def interval_note(seeds: int) -> str:
     """What ± is, for the note of a table."""
     return f"± is a 95 % interval over {seeds} seeds (Student's t)" if seeds > 1 else "One seed, and so no intervals"
 
@@ -41,7 +41,7 @@ def exponential(nats: Interval) -> Interval:
 
 
 @cache
-def student(freedom: int) -> float:
+def student_t(freedom: int) -> float:
     """The 97.5 % point of Student's t: 12.71 for one degree of freedom, 4.30 for two, 1.96 for many.
 
     By bisection on the distribution function, whose sum over angles is exact (Abramowitz and Stegun, 26.7.3 and 4).

@@ -1,18 +1,18 @@
-"""A study: a list of steps, each a piece of work with a result, and a report made of the results.
+"""A study: a list of steps, each with a result, and a report of all results.
 
-FOLDER/steps/NAME.json     what a step found, with the step itself: a step that is there and unchanged is not done again
-FOLDER/NAME/               where a step trains; interrupted, it goes on from its last checkpoint
-FOLDER/results.json        all of it in one file
-FOLDER/report.html         to look at
+FOLDER/steps/NAME.json     the result of a step, with the step itself: an unchanged step is not run again
+FOLDER/NAME/               where a step trains; interrupted, it resumes from its last checkpoint
+FOLDER/results.json        all results in one file
+FOLDER/report.html         the report
 
-Several processes may work in one folder: each takes a step that no other has.
+Several processes may work in one folder: each takes a step that no other process holds.
 """
 
 import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +22,10 @@ from filelock import FileLock, Timeout
 
 from adlm.config import to_json
 from adlm.data.shards import write_atomically
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.evaluate.result import versions
 from adlm.train.trainer import Callbacks, ProgressCallback
+from adlm_studies.experiments.compat import current
 from adlm_studies.report.sections import ReportPage
 
 SCHEMA = "adlm.study.v1"
@@ -33,10 +34,10 @@ RESULTS, REPORT = "results.json", "report.html"
 
 
 class StepOutcome(NamedTuple):
-    """What a step found.
+    """The result of a step.
 
     Args:
-        labels: what it is a case of, as in {"model": "ADLM", "seed": 0}.
+        labels: the setting, as in {"model": "ADLM", "seed": 0}.
         result: numbers, texts, or whatever else JSON holds.
     """
 
@@ -45,54 +46,49 @@ class StepOutcome(NamedTuple):
     result: Mapping[str, Any]
 
 
-class Place(NamedTuple):
-    """Where a step works.
+class StepContext(NamedTuple):
+    """Where a step runs.
 
     Args:
-        root: the study's folder.
-        name: the step's.
+        root: the folder of the study.
+        name: of the step.
         cache: of prepared data.
-        watch: told of training steps.
-        say: told what a person should know.
+        on_step: called with the progress of training.
+        log: called with messages for the user.
     """
 
     root: Path
     name: str
     cache: Path
-    watch: ProgressCallback | None = None
-    say: Callable[[str], None] = print
+    on_step: ProgressCallback | None = None
+    log: Callable[[str], None] = print
 
     @property
     def folder(self) -> Path:
+        """The folder of this step's files."""
         return self.folder_of(self.name)
 
     def folder_of(self, name: str) -> Path:
-        """Where the step of this name trains its model."""
+        """The folder of another step, with the model that it trained."""
         return self.root / name
-
-    def result_of(self, name: str) -> Mapping[str, Any]:
-        """What a step found that this one needs."""
-        stored = _stored(self.root, name)
-        if stored is None:
-            fix = "run the whole study"
-            raise DataError(f"asked for what {name} found, for {self.name}", "it was not done yet", fix)
-        return stored["result"]
 
 
 @dataclass(frozen=True)
 class StudyWork(ABC):
-    """Work as a value: what decides its result is in its fields."""
+    """What a step does, as a value: everything that decides the result is in its fields."""
 
     @abstractmethod
-    def do(self, place: Place) -> dict[str, Any]:
-        """Do it, in `place.folder` where files are needed. Called again after an interruption."""
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        """The result, as JSON can hold it. Files go to `context.folder`. Called again after an interruption."""
 
 
 @dataclass(frozen=True)
 class StudyStep:
-    """Args:
-    name: of its file; may have a slash in it.
-    needs: names of steps that have to be done before.
+    """A named piece of work.
+
+    Args:
+        name: of its file; may contain slashes.
+        needs: names of the steps that must be finished before.
     """
 
     name: str
@@ -103,13 +99,15 @@ class StudyStep:
 
 @dataclass(frozen=True)
 class Study(ABC):
-    """Args:
-    scale: nano runs on a CPU, small needs an hour or two a model there, paper a cluster.
-    seeds: of every setting that is trained.
+    """A question, the steps that answer it, and the report.
+
+    Args:
+        scale: nano takes minutes per model on a CPU, small an hour or two, paper needs a cluster.
+        seeds: of every setting that is trained.
     """
 
     name: ClassVar[str]
-    question: ClassVar[str]  # in a sentence
+    question: ClassVar[str]  # one sentence
 
     scale: str = "nano"
     seeds: int = 3
@@ -118,67 +116,74 @@ class Study(ABC):
         if self.scale not in SCALES:
             raise UnknownName("scale", self.scale, SCALES)
         if self.seeds < 1:
-            raise ConfigError(f"asked for {self.seeds} seeds", "fewer than 1", "give 1 or more; 3 have an interval")
+            raise OutOfRange("seeds", self.seeds, "1 or more")
 
     @abstractmethod
     def steps(self) -> Sequence[StudyStep]:
-        """All of them; a step's needs come before it."""
+        """All steps; what a step needs comes before it."""
 
     @abstractmethod
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
-        """Of what is done so far: outcomes may be missing."""
+        """The report of the steps that are finished: outcomes may be missing."""
 
 
-# Around each step: (step, steps done, of how many) -> who watches it.
-Around = Callable[[StudyStep, int, int], AbstractContextManager[Callbacks]]
+# (step, number of finished steps, number of all steps) -> the callbacks while the step runs.
+StepCallbacks = Callable[[StudyStep, int, int], AbstractContextManager[Callbacks]]
 
 
 @contextmanager
-def _unattended(step: StudyStep, done: int, count: int) -> Iterator[Callbacks]:
+def _no_callbacks(step: StudyStep, finished: int, count: int) -> Iterator[Callbacks]:
     yield Callbacks()
 
 
-def carry_out(
-    study: Study, root: Path, *, cache: Path | None = None, around: Around = _unattended
+def check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
+    """Refuse the first name that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise UnknownName(kind, name, known)
+
+
+def run_study(
+    study: Study, root: Path, *, cache: Path | None = None, callbacks: StepCallbacks = _no_callbacks
 ) -> list[StepOutcome]:
-    """Do every step that is not done and that no other process is doing. Returns what is done by then.
+    """Run every step that is not finished and that no other process holds. Returns all outcomes that exist then.
 
     Args:
-        cache: of prepared data; by default in the study's folder.
+        cache: of prepared data; by default in the folder of the study.
     """
     steps = study.steps()
-    check(steps)
+    check_steps(steps)
     described = descriptions(steps)
     while True:
-        done = {step.name for step in steps if stored_result(root, step.name, described[step.name]) is not None}
-        ready = [step for step in steps if step.name not in done and done.issuperset(step.needs)]
-        taken = next(_taken(root, ready), None)
-        if taken is None:
-            return outcomes(study, root)  # all is done, or is with other processes, or waits for them
-        step, release = taken
+        finished = {step.name for step in steps if stored_result(root, step.name, described[step.name]) is not None}
+        ready = [step for step in steps if step.name not in finished and finished.issuperset(step.needs)]
+        claimed = next(_claimed(root, ready), None)
+        if claimed is None:
+            return finished_outcomes(study, root)  # the rest is held by other processes, or waits for them
+        step, release = claimed
         try:
             if stored_result(root, step.name, described[step.name]) is None:
-                with around(step, len(done), len(steps)) as (watch, say):
-                    place = Place(root, step.name, cache or root / "data", watch, say)
-                    _clear_of_another(place, described[step.name])
-                    _store(root, step.name, described[step.name], step.work.do(place))
+                with callbacks(step, len(finished), len(steps)) as (on_step, log):
+                    context = StepContext(root, step.name, cache or root / "data", on_step, log)
+                    _clear_other(context, described[step.name])
+                    _store(root, step.name, described[step.name], step.work.execute(context))
         finally:
             release()
 
 
-def check(steps: Sequence[StudyStep]) -> None:
-    """Names differ, and what a step needs comes before it."""
+def check_steps(steps: Sequence[StudyStep]) -> None:
+    """Refuse a list with two steps of one name, or with a step before one that it needs."""
     seen: set[str] = set()
     for step in steps:
         missing = [need for need in step.needs if need not in seen]
         if step.name in seen or missing:
-            found = f"needs {', '.join(missing)} before it" if missing else "there are two of that name"
-            raise ConfigError(f"asked for the step {step.name}", found, "mend the study's list of steps")
+            found = f"is not preceded by {', '.join(missing)}" if missing else "is in the study twice"
+            raise ConfigError(f"the step {step.name} {found}", subject=step.name)
         seen.add(step.name)
 
 
-def outcomes(study: Study, root: Path) -> list[StepOutcome]:
-    """Of the steps that are done, in the study's order."""
+def finished_outcomes(study: Study, root: Path) -> list[StepOutcome]:
+    """The outcomes of the finished steps, in the order of the study."""
     steps = study.steps()
     described = descriptions(steps)
     found = ((step, stored_result(root, step.name, described[step.name])) for step in steps)
@@ -186,13 +191,16 @@ def outcomes(study: Study, root: Path) -> list[StepOutcome]:
 
 
 def stored_result(root: Path, name: str, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the step of this name found; None where it was not done, or was another step then."""
-    stored = _stored(root, name)
-    return stored["result"] if stored is not None and stored["step"] == described else None
+    """The stored result of the step of this name; None if it is not finished, or was another step then."""
+    stored = _read(_file(root, name))
+    if stored is None or not {"step", "result"} <= stored.keys() or stored["step"] != described:
+        return None
+    result: Mapping[str, Any] = stored["result"]
+    return result
 
 
 def write_results(study: Study, root: Path, found: Sequence[StepOutcome]) -> Path:
-    """All results in one file, with what it takes to repeat them."""
+    """Write all results to one file, with everything that is needed to repeat them."""
     steps = descriptions(study.steps())
     record = {
         "schema": SCHEMA,
@@ -208,22 +216,23 @@ def write_results(study: Study, root: Path, found: Sequence[StepOutcome]) -> Pat
 
 
 def read_results(path: Path) -> list[StepOutcome]:
-    """What `write_results` wrote."""
-    asked = f"asked to read the results in {path}"
+    """The outcomes that `write_results` wrote, in version 0.1 or later."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = current(json.loads(path.read_text(encoding="utf-8")))
         if record["schema"] != SCHEMA:
-            raise ValueError(f"schema {record['schema']!r}, where {SCHEMA!r} is read")
+            raise ValueError(f"its schema is {record['schema']!r}, not {SCHEMA!r}")
         return [StepOutcome(each["name"], each["labels"], each["result"]) for each in record["outcomes"]]
     except FileNotFoundError:
-        raise DataError(asked, "no such file", "run `adlm experiment` first") from None
+        raise DataError(f"no file {path}: run `adlm experiment` first", subject=str(path)) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(asked, f"not the results of a study: {error}", "run `adlm experiment` again") from error
+        raise DataError(f"{path} does not hold the results of a study: {error}", subject=str(path)) from error
 
 
 def descriptions(steps: Sequence[StudyStep]) -> dict[str, dict[str, Any]]:
-    """Of steps by name, as JSON gives it back: the work, the labels, and digests of the steps that it needs: where one
-    of those becomes another, all that goes on from it is done again."""
+    """Every step by name, as JSON gives it back: its work, its labels, and digests of the steps that it needs.
+
+    If one of those changes, so does the description of every step that builds on it, and it is run again.
+    """
     found: dict[str, dict[str, Any]] = {}
     for step in steps:
         described: dict[str, Any] = {"work": to_json(step.work), "labels": to_json(dict(step.labels))}
@@ -237,12 +246,12 @@ def _digest(described: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _clear_of_another(place: Place, described: Mapping[str, Any]) -> None:
-    """Leave in a step's folder only what this very step began: models that others were trained from may be new."""
-    path = _file(place.root, place.name, ".begun")
+def _clear_other(context: StepContext, described: Mapping[str, Any]) -> None:
+    """Remove what another step of this name left: the models that it started from may have changed."""
+    path = _file(context.root, context.name, ".begun")
     begun = _read(path)
     if begun is not None and begun != described:
-        shutil.rmtree(place.folder, ignore_errors=True)
+        shutil.rmtree(context.folder, ignore_errors=True)
     write_atomically(path, json.dumps(described) + "\n")
 
 
@@ -250,16 +259,11 @@ def _file(root: Path, name: str, ending: str = ".json") -> Path:
     return root / "steps" / f"{name}{ending}"
 
 
-def _stored(root: Path, name: str) -> dict[str, Any] | None:
-    stored = _read(_file(root, name))
-    return stored if stored is not None and {"step", "result"} <= stored.keys() else None
-
-
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = current(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError):
-        return None  # absent or damaged: done again
+        return None  # missing or damaged: the step is run again
     return found if isinstance(found, dict) else None
 
 
@@ -268,8 +272,8 @@ def _store(root: Path, name: str, described: Mapping[str, Any], result: Mapping[
     write_atomically(_file(root, name), json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def _taken(root: Path, steps: Sequence[StudyStep]) -> Iterator[tuple[StudyStep, Callable[[], None]]]:
-    """The first step that no other process holds, and how to let go of it; a killed process lets go by itself."""
+def _claimed(root: Path, steps: Sequence[StudyStep]) -> Iterator[tuple[StudyStep, Callable[[], None]]]:
+    """The first step that no other process holds, and how to release it; a killed process releases its own."""
     for step in steps:
         path = _file(root, step.name, ".lock")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ from adlm_studies.experiments.study import StepOutcome
 from adlm_studies.report.sections import Chart, Series
 
 
-def of(outcomes: Sequence[StepOutcome], **labels: Any) -> list[StepOutcome]:
-    """Those with these labels."""
+def select(outcomes: Sequence[StepOutcome], **labels: Any) -> list[StepOutcome]:
+    """The outcomes that have these labels."""
     return [each for each in outcomes if all(each.labels.get(name) == value for name, value in labels.items())]
 
 
@@ -27,7 +27,7 @@ def curves(title: str, outcomes: Sequence[StepOutcome], *, label: str = "model")
     """Validation bounds over the tokens read, the mean of seeds with its interval."""
     series = []
     for name in dict.fromkeys(outcome.labels[label] for outcome in outcomes):
-        runs = [outcome.result["curve"] for outcome in of(outcomes, **{label: name})]
+        runs = [outcome.result["curve"] for outcome in select(outcomes, **{label: name})]
         points = [(here[0][0], over_runs([point[1] for point in here])) for here in zip(*runs, strict=False)]
         series.append(Series.of(name, points))
     note = "Bands are 95 % intervals over seeds."

@@ -34,15 +34,15 @@ from adlm.train.plan import summary
 from adlm.train.run import Run
 from adlm.train.step import TrainStep
 from adlm.types import Batch
-from adlm_studies.experiments.reference import (
-    ReferenceAnelbo,
-    naive_ancestral,
-    naive_left_to_right,
-    naive_pass_work,
-    naive_step_work,
-)
-from adlm_studies.experiments.study import Place, StudyWork
+from adlm_studies.experiments.study import StepContext, StudyWork
 from adlm_studies.experiments.tensor_memory import peak_bytes
+from adlm_studies.reference import (
+    ReferenceAnelbo,
+    reference_ancestral,
+    reference_left_to_right,
+    reference_pass_work,
+    reference_step_work,
+)
 
 
 def in_turn(work: Mapping[str, Callable[[int], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
@@ -74,12 +74,12 @@ class TimeTraining(StudyWork):
     runs: Mapping[str, Run]
     rounds: int = 12
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         first = next(iter(self.runs.values()))
         if any(run.data != first.data for run in self.runs.values()):
             raise ConfigError("asked to time runs in turn", "they read different data", "give runs of one corpus")
         device = device_for("auto")
-        data = first.data.prepare(cache=place.cache, verify=False)
+        data = first.data.prepare(cache=context.cache, verify=False)
         vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
         rows = first.train.rows(data.train.length)
         loader = LoaderConfig(rows, first.train.seed).build(data.train)
@@ -134,7 +134,7 @@ def step_work(run: Run, vocabulary: Vocabulary) -> int:
     if not isinstance(run.objective, ReferenceAnelbo):
         return known.work
     assert isinstance(run.network, TwoStageConfig)
-    return naive_step_work(run.network, vocabulary, length=known.length, rows=known.rows)
+    return reference_step_work(run.network, vocabulary, length=known.length, rows=known.rows)
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class TimeSampling(StudyWork):
     rounds: int = 5
     seed: int = 0
 
-    def do(self, place: Place) -> dict[str, Any]:
-        models = {name: TextModel.from_pretrained(place.folder_of(step)) for name, step in self.models.items()}
+    def execute(self, context: StepContext) -> dict[str, Any]:
+        models = {name: TextModel.from_pretrained(context.folder_of(step)) for name, step in self.models.items()}
         device = device_for("auto")
         for model in models.values():
             model.network.to(device).eval()
@@ -198,7 +198,9 @@ class TimeSampling(StudyWork):
             length = model.config.packing.length
             return [
                 _Method(name, "left to right", length, _by(fast)),
-                _Method(name, "left to right", length, lambda m, c, n: naive_left_to_right(m, c, noise=n), naive=True),
+                _Method(
+                    name, "left to right", length, lambda m, c, n: reference_left_to_right(m, c, noise=n), naive=True
+                ),
             ]
         found = []
         for steps in self.steps:
@@ -237,7 +239,7 @@ def _by(sampler: Sampler) -> Write:
 
 
 def _naive(steps: int) -> Write:
-    return lambda model, canvas, noise: naive_ancestral(model, canvas, steps=steps, noise=noise)
+    return lambda model, canvas, noise: reference_ancestral(model, canvas, steps=steps, noise=noise)
 
 
 def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], texts: int) -> dict[str, float]:
@@ -247,7 +249,7 @@ def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], te
     calls = sum(sample.row_calls for sample in samples) / count
     anchor_calls = sum(sample.anchor_row_calls for sample in samples) / count
     if method.naive:
-        work = calls * naive_pass_work(network, vocabulary, length)
+        work = calls * reference_pass_work(network, vocabulary, length)
     else:
         cached = method.sampler == "left to right"
         passes = 1 if cached else calls  # with a cache every position goes through once

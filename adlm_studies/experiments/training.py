@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.prepare import prepare
 from adlm.data.source import Source
@@ -19,17 +18,17 @@ from adlm.evaluate.perplexity import Perplexity, perplexity
 from adlm.models.language_model import LanguageModel
 from adlm.text_model import TextModel
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
+from adlm.train.folder import same_run
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
 from adlm.train.run import Run
-from adlm_studies.experiments.study import Place, StudyWork
+from adlm_studies.experiments.study import StepContext, StudyWork
 
 _HELD_OUT = ("test", "valid")
 
 
 @dataclass(frozen=True)
-class Train(StudyWork):
+class TrainAndScore(StudyWork):
     """Train a run and score it: on held-out rows of its own corpus, and on those of others.
 
     Args:
@@ -45,29 +44,34 @@ class Train(StudyWork):
     others: tuple[str, ...] = ()
     texts: int = 3
 
-    def do(self, place: Place) -> dict[str, Any]:
+    def execute(self, context: StepContext) -> dict[str, Any]:
         run, corpus = self.run, self.run.data
         if not isinstance(corpus, Corpus):
             raise ConfigError("asked to train in a study", f"{type(corpus).__name__} as data", "use a Corpus")
         for source in (corpus.source, *self.others):
             _held_out(replace(corpus, source=source))  # refuses before anything is trained
-        same = stored_run(place.folder) == to_json(run)
+        same = same_run(context.folder, run)
         fitted = fit(
-            run, place.folder, resume="auto" if same else "never", cache=place.cache, watch=place.watch, say=place.say,
+            run,
+            context.folder,
+            resume="auto" if same else "never",
+            cache=context.cache,
+            watch=context.on_step,
+            say=context.log,
             curves=False,
-        )  # fmt: skip
-        tables = {corpus.source: held_out(corpus, fitted.tokenizer, place.cache)}
+        )
+        tables = {corpus.source: held_out(corpus, fitted.tokenizer, context.cache)}
         for source in self.others:
-            tables[source] = held_out(replace(corpus, source=source), fitted.tokenizer, place.cache)
+            tables[source] = held_out(replace(corpus, source=source), fitted.tokenizer, context.cache)
         model = TextModel(fitted.model, fitted.config, fitted.tokenizer)
         return {
             "parameters": sum(parameter.numel() for parameter in fitted.model.parameters()),
             "work": summary(run, vocabulary=fitted.config.vocabulary).all_work,
             "tokens": run.train.tokens_per_step * run.train.steps,
-            "seconds": round(_seconds(place.folder) * run.train.steps, 1),
+            "seconds": round(_seconds(context.folder) * run.train.steps, 1),
             "threads": torch.get_num_threads(),
             "scores": {source: self._score(fitted.model, table) for source, table in tables.items()},
-            "curve": _curve(place.folder),
+            "curve": _curve(context.folder),
             "texts": model.generate(n=self.texts, seed=run.train.seed) if self.texts else [],
         }
 

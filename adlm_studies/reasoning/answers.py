@@ -73,7 +73,7 @@ class Accuracy(NamedTuple):
         return low, min(1.0, middle + half) if self.correct < n else 1.0
 
 
-class Paired(NamedTuple):
+class PairedOutcomes(NamedTuple):
     """Two methods on the same problems: how many both got right, one alone, or neither."""
 
     both: int
@@ -105,18 +105,18 @@ class Paired(NamedTuple):
 def marks(task: Task, texts: Sequence[str], problems: Sequence[Problem]) -> list[bool]:
     """Which of some writings answer their problem."""
     _same_length(texts, problems, "texts", "problems")
-    return [task.agrees(task.answer_of(text), problem) for text, problem in zip(texts, problems, strict=True)]
+    return [task.is_correct(task.parse_answer(text), problem) for text, problem in zip(texts, problems, strict=True)]
 
 
 def accuracy(right: Sequence[bool]) -> Accuracy:
     return Accuracy(sum(right), len(right))
 
 
-def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
+def paired(first: Sequence[bool], second: Sequence[bool]) -> PairedOutcomes:
     """Two lists of marks for the same problems in the same order, compared."""
     _same_length(first, second, "marks of the first", "of the second")
     pairs = [*zip(first, second, strict=True)]
-    return Paired(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
+    return PairedOutcomes(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
 
 
 def _same_length(first: Sequence[object], second: Sequence[object], one: str, other: str) -> None:

@@ -16,11 +16,11 @@ from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.types import Batch
-from adlm_studies.reasoning.objective import first_thought
+from adlm_studies.reasoning.data import ReasoningTable
+from adlm_studies.reasoning.objective import first_thought_column
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.rows import ReasonedRows
 
-Watch = Callable[[int, int], None]  # problems done, of how many
+SolveProgress = Callable[[int, int], None]  # (problems done, number of problems)
 
 
 class ThoughtPrediction(NamedTuple):
@@ -30,7 +30,7 @@ class ThoughtPrediction(NamedTuple):
     probability: float
 
 
-class Written(NamedTuple):
+class WrittenAnswer(NamedTuple):
     """What a model wrote after a question.
 
     Args:
@@ -47,28 +47,28 @@ class Written(NamedTuple):
     placed: tuple[str, ...] = ()
 
 
-class Solved(NamedTuple):
+class SolvedProblem(NamedTuple):
     """What became of a problem; `found` is the answer in the text, None where there is none."""
 
     number: int
     problem: Problem
-    written: Written
+    written: WrittenAnswer
     found: str | None
     right: bool
 
 
 @torch.no_grad()
-def write(
+def answer_left_to_right(
     model: LanguageModel,
-    table: ReasonedRows,
+    table: ReasoningTable,
     tokenizer: Tokenizer,
     *,
     fed: bool,
     limit: int,
     batch: int = 64,
     top: int = 3,
-    watch: Watch | None = None,
-) -> list[Written]:
+    watch: SolveProgress | None = None,
+) -> list[WrittenAnswer]:
     """What the model writes for each row of a table, from what is given in it.
 
     Args:
@@ -85,7 +85,7 @@ def write(
             "it sees both sides",
             "use a model with causal stacks, or adlm_studies.reasoning.diffusion",
         )
-    done: list[Written] = []
+    done: list[WrittenAnswer] = []
     with model.inference_weights():
         for start in range(0, len(table), batch):
             rows = read_rows(table, np.arange(start, min(start + batch, len(table))))
@@ -105,7 +105,7 @@ def _given(batch: Batch, columns: int) -> Batch:
 
 def _write_some(
     model: LanguageModel, given: Batch, tokenizer: Tokenizer, fed: int, limit: int, top: int
-) -> list[Written]:
+) -> list[WrittenAnswer]:
     device = next(model.parameters()).device
     given = given.to(device)
     rows, columns = given.tokens.shape
@@ -113,8 +113,8 @@ def _write_some(
     cache = model.cache(rows, columns + limit, segments=given.segments)
     thoughts: list[tuple[tuple[ThoughtPrediction, ...], ...]] = [()] * rows
     if fed:
-        states = model.read_fed(given.tokens, first_thought(given, fed), fed, cache).final
-        thoughts = [guesses(model.logits(each), tokenizer, top) for each in states[:, :fed]]
+        states = model.read_fed(given.tokens, first_thought_column(given, fed), fed, cache).final
+        thoughts = [top_predictions(model.logits(each), tokenizer, top) for each in states[:, :fed]]
         last = states[:, -1]
     else:
         last = model.extend(given.tokens, cache).final
@@ -134,12 +134,12 @@ def _write_some(
             break
         last = model.extend(drawn[:, None], cache).final
     return [
-        Written(tokenizer.decode(row[:n]), n, done, thought)
+        WrittenAnswer(tokenizer.decode(row[:n]), n, done, thought)
         for row, n, done, thought in zip(tokens.tolist(), count.tolist(), ended.tolist(), thoughts, strict=True)
     ]
 
 
-def guesses(logits: Tensor, tokenizer: Tokenizer, top: int) -> tuple[tuple[ThoughtPrediction, ...], ...]:
+def top_predictions(logits: Tensor, tokenizer: Tokenizer, top: int) -> tuple[tuple[ThoughtPrediction, ...], ...]:
     """The likeliest tokens of each distribution [n, V], best first."""
     p, ids = logits.softmax(-1).topk(min(top, logits.shape[-1]))
     return tuple(
@@ -148,10 +148,12 @@ def guesses(logits: Tensor, tokenizer: Tokenizer, top: int) -> tuple[tuple[Thoug
     )
 
 
-def judged(task: Task, problems: Sequence[Problem], numbers: Sequence[int], written: Sequence[Written]) -> list[Solved]:
-    """Each text with the answer in it, right or wrong. `numbers` of the problems, one a text."""
+def grade_answers(
+    task: Task, problems: Sequence[Problem], numbers: Sequence[int], written: Sequence[WrittenAnswer]
+) -> list[SolvedProblem]:
+    """Each text with its answer, right or wrong. `numbers` are those of the problems, one per text."""
     found = []
     for number, text in zip(numbers, written, strict=True):
-        problem, answer = problems[number], task.answer_of(text.text)
-        found.append(Solved(number, problem, text, answer, task.agrees(answer, problem)))
+        problem, answer = problems[number], task.parse_answer(text.text)
+        found.append(SolvedProblem(number, problem, text, answer, task.is_correct(answer, problem)))
     return found

@@ -29,24 +29,23 @@ from adlm.samplers.ordered import Ordered
 from adlm.samplers.paces import PerStep
 from adlm.samplers.sampler import Sampler, Unmasking
 from adlm.samplers.state import SamplerState, StepCallback
-from adlm_studies.reasoning.decode import ThoughtPrediction, Written, guesses
-from adlm_studies.reasoning.decode import Watch as Progress
-from adlm_studies.reasoning.methods import Anchored, Chain, Method
+from adlm_studies.reasoning.data import WORDS, ReasoningTable, Row, encode_layouts, read_problems, task_tokenizer
+from adlm_studies.reasoning.decode import SolveProgress, ThoughtPrediction, WrittenAnswer, top_predictions
+from adlm_studies.reasoning.methods import Anchored, Chain, ReasoningMethod
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.rows import WORDS, ReasonedRows, Row, problems_of, tokenizer_of, written
-from adlm_studies.reasoning.vocabulary import mark_id
+from adlm_studies.reasoning.vocabulary import special_token_id
 
-BEGIN, PLACE, END = Anchored.marks
+BEGIN, PLACE, END = Anchored.special_tokens
 
 
 @dataclass(frozen=True)
-class Diffused(DataConfig):
+class DiffusionReasoningData(DataConfig):
     """The problems of a task for a diffusion model.
 
     Args:
         most: positions for important tokens; 0: none, as the plain chain of thought.
         room: tokens for trace, answer and end. Longer problems are left out of training, and the name says how many.
-        tokenizer, problems, held_out: as in `adlm_studies.reasoning.rows.Reasoned`.
+        tokenizer, problems, held_out: as in `adlm_studies.reasoning.data.ReasoningData`.
     """
 
     task: Task
@@ -67,7 +66,7 @@ class Diffused(DataConfig):
     def prepare(
         self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
     ) -> Prepared:
-        tokenizer = tokenizer_of(self.task, self.tokenizer, self.problems)
+        tokenizer = task_tokenizer(self.task, self.tokenizer, self.problems)
         train = self.table("train", tokenizer, self.problems, watch)
         valid = self.table("valid", tokenizer, self.held_out, watch)
         packing = Padded(max(train.length, valid.length), begin=False, predict_padding=True)
@@ -75,9 +74,9 @@ class Diffused(DataConfig):
 
     def table(
         self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
-    ) -> "DiffusedRows":
+    ) -> "DiffusionReasoningTable":
         """The first so many problems of a split; 0: all."""
-        return self.rows_of(problems_of(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
+        return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
 
     def rows_of(
         self,
@@ -87,15 +86,15 @@ class Diffused(DataConfig):
         watch: PreparationCallback | None = None,
         *,
         cut: bool = False,
-    ) -> "DiffusedRows":
+    ) -> "DiffusionReasoningTable":
         """These problems as rows.
 
         Args:
             cut: keep problems that are too long, cut: of those that a model is to answer, the question is enough.
         """
-        method: Method = Anchored(self.most) if self.most else Chain()
+        method: ReasoningMethod = Anchored(self.most) if self.most else Chain()
         layouts = [method.layout(problem, method.stages - 1) for problem in problems]
-        plain = written(layouts, tokenizer, Chain.marks, watch)
+        plain = encode_layouts(layouts, tokenizer, Chain.special_tokens, watch)
         rows = [_anchored(row, tokenizer) for row in plain]
         most = self.most + 1 + self.room
         kept = [i for i, row in enumerate(rows) if cut or len(row.rest) <= most]
@@ -104,20 +103,22 @@ class Diffused(DataConfig):
             raise DataError(f"asked for {self.room} tokens after the anchors of {name}", found, "give more")
         if len(kept) < len(rows):
             name += f" without {len(rows) - len(kept):,} that are too long"
-        return DiffusedRows(name, [rows[i] for i in kept], tokenizer, numbers=kept, anchors=self.most, rest=most)
+        return DiffusionReasoningTable(
+            name, [rows[i] for i in kept], tokenizer, numbers=kept, anchors=self.most, rest=most
+        )
 
 
 def _anchored(row: Row, tokenizer: Tokenizer) -> Row:
     """The question with <boa> as given; anchors, <eoa> and what follows as the rest."""
-    begin, place, end = (np.array([mark_id(tokenizer, mark)]) for mark in (BEGIN, PLACE, END))
+    begin, place, end = (np.array([special_token_id(tokenizer, mark)]) for mark in (BEGIN, PLACE, END))
     anchors = np.where(row.targets < 0, place, row.targets)
     important = np.concatenate([row.targets >= 0, [False], row.important])
     rest = np.concatenate([anchors, end, row.rest])
     return Row(np.concatenate([row.given, begin]), rest, np.zeros(0, np.int64), important)
 
 
-class DiffusedRows(ReasonedRows):
-    """As `ReasonedRows`, with <eoa> given too and padding predicted up to `rest` tokens after <boa>."""
+class DiffusionReasoningTable(ReasoningTable):
+    """As `ReasoningTable`, with <eoa> given too and padding predicted up to `rest` tokens after <boa>."""
 
     def __init__(
         self, name: str, rows: Sequence[Row], tokenizer: Tokenizer, *, numbers: Sequence[int], anchors: int, rest: int
@@ -130,7 +131,7 @@ class DiffusedRows(ReasonedRows):
         fixed[:, self.given + self.anchor_positions] = True
         return fixed
 
-    def output_mask(self, row: int) -> list[int]:
+    def thought_targets(self, row: int) -> list[int]:
         found: list[int] = self.tokens(np.array([row]))[0, self.given : self.given + self.anchor_positions].tolist()
         return found
 
@@ -146,13 +147,13 @@ class AnchorsFirst(Unmasking):
     """Fills the blanks between <boa> and <eoa> with all that follows masked, and then the rest.
 
     Args:
-        begin, end: the ids of <boa> and <eoa>.
+        begin_id, end_id: of <boa> and <eoa>.
         inner: fills each of the two parts. Its own filters and stale_anchors hold.
     """
 
-    begin: int = 0
-    end: int = 0
-    inner: Unmasking = field(default_factory=lambda: surest())
+    begin_id: int = 0
+    end_id: int = 0
+    inner: Unmasking = field(default_factory=lambda: most_confident_first())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,7 +177,7 @@ class AnchorsFirst(Unmasking):
     def fill(self, board: SamplerState) -> None:
         everywhere = board.open
         board.whole = False
-        board.open = everywhere & between(board.tokens, self.begin, self.end)
+        board.open = everywhere & between(board.tokens, self.begin_id, self.end_id)
         self.inner.fill(board)
         board.open = everywhere
         self.inner.fill(board)
@@ -189,23 +190,23 @@ def between(tokens: Tensor, begin: int, end: int) -> Tensor:
     return begun & unfinished & (tokens != end)
 
 
-def surest() -> Ordered:
-    """One token after another, the surest first, the likeliest always."""
+def most_confident_first() -> Ordered:
+    """One token after another, the most_confident_first first, the likeliest always."""
     return Ordered(filters=(Temperature(0.0),), pace=PerStep(1))
 
 
 @torch.no_grad()
-def denoise(
+def answer_by_denoising(
     model: LanguageModel,
-    table: DiffusedRows,
+    table: DiffusionReasoningTable,
     tokenizer: Tokenizer,
     *,
     sampler: Sampler | None = None,
     seed: int = 0,
     batch: int = 64,
     top: int = 3,
-    watch: Progress | None = None,
-) -> list[Written]:
+    watch: SolveProgress | None = None,
+) -> list[WrittenAnswer]:
     """What a diffusion model writes for each row of a table, from the question alone.
 
     Rows are taken together where their questions have one length, since all that a row has is seen.
@@ -216,15 +217,17 @@ def denoise(
     """
     if batch < 1 or top < 1:
         raise ConfigError("asked to answer questions", f"batch={batch}, top={top}", "give 1 or more of each")
-    chosen = sampler or AnchorsFirst(begin=mark_id(tokenizer, BEGIN), end=mark_id(tokenizer, END))
+    chosen = sampler or AnchorsFirst(
+        begin_id=special_token_id(tokenizer, BEGIN), end_id=special_token_id(tokenizer, END)
+    )
     device = next(model.parameters()).device
     mask, after = tokenizer.mask_id, table.length - table.given - table.anchor_positions - 1
-    tail = [*[mask] * table.anchor_positions, mark_id(tokenizer, END), *[mask] * after]
+    tail = [*[mask] * table.anchor_positions, special_token_id(tokenizer, END), *[mask] * after]
     groups: dict[int, list[int]] = {}
     questions = [table.question(row).tolist() for row in range(len(table))]
     for row, question in enumerate(questions):
         groups.setdefault(len(question), []).append(row)
-    done: dict[int, Written] = {}
+    done: dict[int, WrittenAnswer] = {}
     for length, group in groups.items():
         for start in range(0, len(group), batch):
             rows = group[start : start + batch]
@@ -234,7 +237,7 @@ def denoise(
             first = model.features(canvas.tokens, torch.ones(len(rows), device=device)).final[:, positions]
             filled = chosen.sample(model, canvas, noise=Noise(seed).fork("reasoning")).tokens
             for row, tokens, states in zip(rows, filled.tolist(), first, strict=True):
-                thoughts = guesses(model.logits(states), tokenizer, top) if table.anchor_positions else ()
+                thoughts = top_predictions(model.logits(states), tokenizer, top) if table.anchor_positions else ()
                 placed = tuple(tokenizer.token(token) for token in tokens[positions])
                 done[row] = _read(tokens[positions.stop + 1 :], tokenizer, thoughts, placed)
             if watch is not None:
@@ -247,8 +250,8 @@ def _read(
     tokenizer: Tokenizer,
     thoughts: tuple[tuple[ThoughtPrediction, ...], ...],
     placed: tuple[str, ...],
-) -> Written:
+) -> WrittenAnswer:
     end = tokenizer.roles.eos_id
     ended = end in tokens
     kept = tokens[: tokens.index(end) + 1] if ended else tokens
-    return Written(tokenizer.decode(kept), len(kept), ended, thoughts, placed)
+    return WrittenAnswer(tokenizer.decode(kept), len(kept), ended, thoughts, placed)

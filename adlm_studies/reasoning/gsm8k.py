@@ -78,10 +78,10 @@ class Gsm8k(Task):
         part = {"train": f" without {last} problems", "valid": f", {last} problems of it", "test": ""}[split]
         return f"published: {self._file('test' if split == 'test' else 'train').name}{part}"
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return number_in(text)
 
-    def agrees(self, found: str | None, problem: Problem) -> bool:
+    def is_correct(self, found: str | None, problem: Problem) -> bool:
         return same_number(found, problem.answer)
 
     def _file(self, split: str) -> Path:
@@ -113,10 +113,10 @@ class Gsm8kEquations(Task):
         original = "the equations of GSM8K's original training file, without the questions of valid.txt"
         return f"published: {path.name if path.suffix == '.txt' else original}"
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return number_in(text)
 
-    def agrees(self, found: str | None, problem: Problem) -> bool:
+    def is_correct(self, found: str | None, problem: Problem) -> bool:
         return same_number(found, problem.answer)
 
     def _file(self, split: str) -> Path:

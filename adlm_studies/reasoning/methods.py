@@ -40,7 +40,7 @@ class ChainLayout(NamedTuple):
     important: tuple[str, ...] = ()
 
 
-class Marks(NamedTuple):
+class ThoughtTokens(NamedTuple):
     """The tokens around the thoughts and in position; "" where there is none."""
 
     begin: str = ""
@@ -49,10 +49,10 @@ class Marks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Method(ABC):
+class ReasoningMethod(ABC):
     name: ClassVar[str]
     fed: ClassVar[bool] = False  # a thought is read as the state of the place before
-    marks: ClassVar[Marks] = Marks()
+    special_tokens: ClassVar[ThoughtTokens] = ThoughtTokens()
 
     @property
     def stages(self) -> int:
@@ -86,7 +86,7 @@ class Method(ABC):
 
 
 @dataclass(frozen=True)
-class NoChain(Method):
+class NoChain(ReasoningMethod):
     """The answer at once."""
 
     name = "none"
@@ -96,7 +96,7 @@ class NoChain(Method):
 
 
 @dataclass(frozen=True)
-class Chain(Method):
+class Chain(ReasoningMethod):
     """All steps, then the answer."""
 
     name = "chain"
@@ -110,7 +110,7 @@ class Pause(NoChain):
     """The answer after tokens that say nothing and give time (arXiv 2310.02226)."""
 
     name = "pause"
-    marks = Marks(thought="<pause>")
+    special_tokens = ThoughtTokens(thought="<pause>")
 
     count: int = 6
 
@@ -122,7 +122,7 @@ class Pause(NoChain):
 
 
 @dataclass(frozen=True)
-class Implicit(Method):
+class Implicit(ReasoningMethod):
     """In stage s the first s steps are left out, and in the last one all.
 
     Args:
@@ -153,7 +153,7 @@ class Coconut(Implicit):
 
     name = "coconut"
     fed = True
-    marks = Marks("<bot>", "<ant>", "<eot>")
+    special_tokens = ThoughtTokens("<bot>", "<ant>", "<eot>")
 
     thoughts_per_step: int = 1
 
@@ -165,7 +165,7 @@ class Coconut(Implicit):
 
 
 @dataclass(frozen=True)
-class Anchored(Method):
+class Anchored(ReasoningMethod):
     """Stage s has s thoughts, and the state after each learns to predict the next important token of the trace.
 
     A thought beyond the important tokens there are learns nothing by itself; a trace with none has thoughts all the
@@ -178,7 +178,7 @@ class Anchored(Method):
 
     name = "anchored"
     fed = True
-    marks = Marks("<boa>", "<ant>", "<eoa>")
+    special_tokens = ThoughtTokens("<boa>", "<ant>", "<eoa>")
 
     most: int = 6
     drop_steps: bool = False
@@ -200,10 +200,12 @@ class Anchored(Method):
         return problem.steps[stage:] if self.drop_steps else problem.steps
 
 
-METHODS: dict[str, type[Method]] = {kind.name: kind for kind in (NoChain, Chain, Pause, Implicit, Coconut, Anchored)}
+METHODS: dict[str, type[ReasoningMethod]] = {
+    kind.name: kind for kind in (NoChain, Chain, Pause, Implicit, Coconut, Anchored)
+}
 
 
-def method_named(name: str) -> type[Method]:
+def find_method(name: str) -> type[ReasoningMethod]:
     if name not in METHODS:
         raise UnknownName("method", name, METHODS)
     return METHODS[name]
@@ -224,7 +226,7 @@ def _spaced(problem: Problem) -> Iterator[str]:
         yield " " + piece if found and found.start() > 0 and trace[found.start() - 1] == " " else piece
 
 
-def _check_counts(method: Method, **counts: int) -> None:
+def _check_counts(method: ReasoningMethod, **counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise ConfigError(f"asked for {method.name} with {name}={count}", "fewer than 1", "give 1 or more")

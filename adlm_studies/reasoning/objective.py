@@ -88,14 +88,14 @@ class ThoughtCrossEntropy(Objective):
             )
         if not self.fed:
             return model.features(batch.tokens, segments=batch.segments, output_mask=output_mask)
-        first = first_thought(batch, self.fed)
+        first = first_thought_column(batch, self.fed)
         return model.fed_features(batch.tokens, first, self.fed, segments=batch.segments, output_mask=output_mask)
 
 
-def first_thought(batch: Batch, count: int) -> int:
+def first_thought_column(batch: Batch, count: int) -> int:
     """The column of the first of `count` thoughts, which stand before the last given token in every row."""
     asked = f"asked for {count} thoughts in rows of {batch.tokens.shape[1]} tokens"
-    fix = "read rows of adlm_studies.reasoning.rows.Reasoned, of the same stage"
+    fix = "read rows of adlm_studies.reasoning.data.ReasoningData, of the same stage"
     if batch.frozen is None or not bool(batch.frozen.any()):
         raise DataError(asked, "nothing of them is given", fix)
     last = batch.frozen.shape[1] - 1 - batch.frozen.flip(-1).long().argmax(-1)

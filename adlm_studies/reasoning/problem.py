@@ -46,16 +46,16 @@ class Task(ABC):
         """Where the problems of a split come from, in words."""
 
     @abstractmethod
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         """What a model's writing after the question answers; None where there is no answer in it."""
 
-    def agrees(self, found: str | None, problem: Problem) -> bool:
+    def is_correct(self, found: str | None, problem: Problem) -> bool:
         """Whether an answer that was found is the problem's."""
         return found == problem.answer
 
 
 @dataclass(frozen=True)
-class Generated(Task):
+class GeneratedTask(Task):
     """A task whose problems are drawn.
 
     Args:
@@ -102,7 +102,7 @@ class Generated(Task):
 class GeneratedProblems(Sequence[Problem]):
     """Problems that are drawn when they are asked for."""
 
-    task: Generated
+    task: GeneratedTask
     split: str
     numbers: range
 

@@ -57,7 +57,7 @@ class ProntoQA(PublishedTask):
     least: int = _HOPS
     most: int = _HOPS
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return truth_in(text)
 
     def draw(self, dice: Random) -> Problem:

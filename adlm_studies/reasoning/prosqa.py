@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 from adlm.errors import ConfigError
 from adlm_studies.reasoning.answers import last_sentence
 from adlm_studies.reasoning.problem import (
-    Generated,
+    GeneratedTask,
     Problem,
     check_split,
     malformed,
@@ -105,7 +105,7 @@ def names_along(steps: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class PublishedTask(Generated, ABC):
+class PublishedTask(GeneratedTask, ABC):
     """Problems about entities and concepts in files NAME_{train,valid,test}.json; what is not there is generated.
 
     With a folder, the valid and test files have to be in it: only the training problems are generated then.
@@ -164,7 +164,7 @@ class ProsQA(PublishedTask):
     least: int = NODES
     most: int = NODES
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return last_sentence(text)
 
     def draw(self, dice: Random) -> Problem:

@@ -9,14 +9,14 @@ from string import ascii_lowercase
 from adlm.errors import ConfigError
 from adlm_studies.reasoning.answers import number_in, same_number
 from adlm_studies.reasoning.gsm8k import numbers_along
-from adlm_studies.reasoning.problem import Generated, Problem
+from adlm_studies.reasoning.problem import GeneratedTask, Problem
 
 _SIGNS = ("+", "-", "*")
 _LETTER = re.compile(r"(?<![a-zA-Z])[a-z](?![a-zA-Z])")
 
 
 @dataclass(frozen=True)
-class Arithmetic(Generated):
+class Arithmetic(GeneratedTask):
     """Operations on numbers of one digit, one after the other: (3+5)*2=? with the steps <<3+5=8>> <<8*2=16>>.
 
     Signs are as frequent as each other wherever all three are possible; no result is below one or above `largest`.
@@ -37,10 +37,10 @@ class Arithmetic(Generated):
             found = f"least={self.least}, most={self.most}, largest={self.largest}"
             raise ConfigError("asked for arithmetic", found, "give 1 <= least <= most, and largest as 9 or more")
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return number_in(text)
 
-    def agrees(self, found: str | None, problem: Problem) -> bool:
+    def is_correct(self, found: str | None, problem: Problem) -> bool:
         return same_number(found, problem.answer)
 
     def draw(self, dice: Random) -> Problem:
@@ -66,7 +66,7 @@ def _apply(value: int, sign: str, operand: int) -> int:
 
 
 @dataclass(frozen=True)
-class LetterGraph(Generated):
+class LetterGraph(GeneratedTask):
     """ProsQA in miniature: which letter can be reached? "a>c b>d c>e. a>e or a>d?", steps a>c and c>e, answer e.
 
     Two ways of one length, from two beginnings, with further letters hanging on them: both letters that are asked for
@@ -89,7 +89,7 @@ class LetterGraph(Generated):
             fix = f"give 1 <= least <= most, and nodes from 2 most + 2 = {2 * self.most + 2} to 26"
             raise ConfigError("asked for the task graph", found, fix)
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         """The last letter that stands by itself or at an edge, after the mark of answers where there is one."""
         letters = _LETTER.findall(text.rpartition("####")[2])
         return letters[-1] if letters else None

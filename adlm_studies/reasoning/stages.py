@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adlm.anchors.rules import AnchorRule, RareInSequence
-from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
 from adlm.data.table import DataConfig
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.models.hub import BOX, find_model, find_transformers_model
 from adlm.models.io import CONFIG, WEIGHTS, read_config
 from adlm.models.language_model import NetworkConfig
@@ -32,18 +31,18 @@ from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
 from adlm.train.fit import fit
-from adlm.train.folder import stored_run
+from adlm.train.folder import same_run
 from adlm.train.init import Finetune, Init, Pretrained, RandomInit
 from adlm.train.lr_schedules import Constant, StableDecay
 from adlm.train.optimizer import AdamW, Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 from adlm.train.trainer import BEST, Callbacks
-from adlm_studies.reasoning.diffusion import Diffused
-from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, Implicit, Method, Pause, method_named
+from adlm_studies.reasoning.data import WORDS, ReasoningData, ReasoningTable, task_tokenizer, unknown_fraction
+from adlm_studies.reasoning.diffusion import DiffusionReasoningData
+from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, Implicit, Pause, ReasoningMethod, find_method
 from adlm_studies.reasoning.objective import ThoughtCrossEntropy
 from adlm_studies.reasoning.problem import Task
-from adlm_studies.reasoning.rows import WORDS, Reasoned, ReasonedRows, tokenizer_of, unknown_fraction
-from adlm_studies.reasoning.vocabulary import WithMarks
+from adlm_studies.reasoning.vocabulary import FinetuneWithNewTokens
 
 LEFT_TO_RIGHT, DIFFUSION = ("ar", "a2r"), ("mdlm", "adlm")
 STAGES = "stages"
@@ -78,7 +77,7 @@ class PublishedCurriculum(NamedTuple):
     """What a task is trained with: its epochs, and methods that differ from their defaults."""
 
     epochs: Epochs
-    methods: tuple[Method, ...]
+    methods: tuple[ReasoningMethod, ...]
 
 
 # ACoT's and Coconut's. Stages are counted in epochs from 0: on GSM8K, 0 is plain steps, 1-3 one anchor, 4-6 two.
@@ -95,9 +94,9 @@ PUBLISHED = {
 }
 
 
-def method_for(task: str, name: str) -> Method:
+def method_for(task: str, name: str) -> ReasoningMethod:
     """A method as it is set for a task."""
-    kind = method_named(name)
+    kind = find_method(name)
     return next((method for method in PUBLISHED[task].methods if type(method) is kind), kind())
 
 
@@ -109,24 +108,24 @@ class Curriculum:
         network: its shape; causal.
         start: where the weights of the first stage come from.
         scale: of the epochs: 0.1 trains a tenth as long. A stage has one step at least.
-        rows: of a step.
+        batch_size: problems per step.
         train: how, but for steps and tokens, which follow.
         anchor_weight: of what thoughts are to predict.
         gamma, rule: of the first stage's own term, in two-stage models; the rule `Given` has it learn the task's
             important tokens where they are written.
         best: a stage starts from the model of the stage before that validated best, instead of the last; then there is
             a validation an epoch.
-        tokenizer, problems, held_out, longest: as in `Reasoned`.
+        tokenizer, problems, held_out, longest: as in `ReasoningData`.
     """
 
     task: Task
-    method: Method
+    method: ReasoningMethod
     network: NetworkConfig
     epochs: Epochs
     init: Init = field(default_factory=RandomInit)
     scale: float = 1.0
-    rows: int = 128
-    train: TrainConfig = field(default_factory=lambda: scratch())
+    batch_size: int = 128
+    train: TrainConfig = field(default_factory=lambda: from_scratch())
     anchor_weight: float = 1.0
     gamma: float = 0.05
     rule: AnchorRule = field(default_factory=RareInSequence)
@@ -137,15 +136,15 @@ class Curriculum:
     longest: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf or self.rows < 1:
-            found = f"scale={self.scale}, rows={self.rows}"
-            raise ConfigError("asked to train in stages", found, "give a finite scale above 0 and a row or more")
+        if not 0 < self.scale < math.inf or self.batch_size < 1:
+            name = "batch_size" if self.batch_size < 1 else "scale"
+            raise OutOfRange(name, getattr(self, name), "1 or more" if name == "batch_size" else "finite and above 0")
 
-    def data(self, stage: int) -> Reasoned:
-        return Reasoned(self.task, self.method, stage, self.tokenizer, self.problems, self.held_out, self.longest)
+    def data(self, stage: int) -> ReasoningData:
+        return ReasoningData(self.task, self.method, stage, self.tokenizer, self.problems, self.held_out, self.longest)
 
 
-def scratch(seed: int = 0) -> TrainConfig:
+def from_scratch(seed: int = 0) -> TrainConfig:
     """Settings for small models with fresh weights."""
     return TrainConfig(micro_batch_size=64, optimizer=Muon(), lr_schedule=StableDecay(warmup=20, decay=0.3), seed=seed)
 
@@ -166,11 +165,10 @@ class CurriculumStage(NamedTuple):
     @property
     def finished(self) -> bool:
         """The folder has the model that this very run gives."""
-        run = json.loads(json.dumps(to_json(self.run)))
-        return (self.folder / WEIGHTS).exists() and stored_run(self.folder) == run
+        return (self.folder / WEIGHTS).exists() and same_run(self.folder, self.run)
 
 
-def stages_of(curriculum: Curriculum, out: Path) -> list[CurriculumStage]:
+def curriculum_stages(curriculum: Curriculum, out: Path) -> list[CurriculumStage]:
     """The runs of a curriculum, in order."""
     method, start = curriculum.method, curriculum.init
     epochs = curriculum.epochs.of(method.stages)
@@ -206,9 +204,9 @@ def diffusion_stage(curriculum: Curriculum, out: Path, objective: Objective) -> 
         )
     if isinstance(objective, Anelbo):
         objective = replace(objective, gamma=curriculum.gamma, rule=curriculum.rule)
-    tokenizer = tokenizer_of(task, curriculum.tokenizer, curriculum.problems)
+    tokenizer = task_tokenizer(task, curriculum.tokenizer, curriculum.problems)
     longest = replace(curriculum.data(0), method=Chain()).table("train", tokenizer, curriculum.problems)
-    data = Diffused(
+    data = DiffusionReasoningData(
         task,
         method.thoughts(method.stages - 1),
         longest.length - longest.given,
@@ -225,13 +223,13 @@ def run_on(data: DataConfig, name: str, curriculum: Curriculum, objective: Objec
     """A run of so many epochs, scaled, on this data."""
     prepared = data.prepare()
     table = prepared.train
-    assert isinstance(table, ReasonedRows)
+    assert isinstance(table, ReasoningTable)
     if (fraction := unknown_fraction(table, prepared.tokenizer)) > _MOST_UNKNOWN:
         found = f"{fraction:.0%} of the tokens are words that the tokenizer has not"
         raise DataError(
             f"asked to train on {table.name}", found, "begin with fresh weights, or with a model of this task"
         )
-    rows = min(curriculum.rows, len(table))
+    rows = min(curriculum.batch_size, len(table))
     an_epoch = len(table) / rows
     steps = max(1, round(epochs * curriculum.scale * an_epoch))
     train = replace(
@@ -246,7 +244,7 @@ def run_on(data: DataConfig, name: str, curriculum: Curriculum, objective: Objec
     return Run(name, data, curriculum.network, objective, train, validation, CheckpointConfig(every=500), start)
 
 
-class Base(NamedTuple):
+class StartingModel(NamedTuple):
     """What a model begins as. `objective` is that of a diffusion model, None where it writes left to right."""
 
     network: NetworkConfig
@@ -255,7 +253,7 @@ class Base(NamedTuple):
     tokenizer: str
 
 
-def base_of(name: str, size: str | StackConfig = "nano") -> Base:
+def starting_model(name: str, size: str | StackConfig = "nano") -> StartingModel:
     """By the name of a kind, with fresh weights; or a model to begin with, of this package or of transformers.
 
     Args:
@@ -264,7 +262,7 @@ def base_of(name: str, size: str | StackConfig = "nano") -> Base:
     """
     if name in (*LEFT_TO_RIGHT, *DIFFUSION):
         network, objective = _fresh(name, size)
-        return Base(network, objective if name in DIFFUSION else None, RandomInit(), WORDS)
+        return StartingModel(network, objective if name in DIFFUSION else None, RandomInit(), WORDS)
     if not Path(name).is_dir() and "/" not in name and name != BOX:
         raise UnknownName("base", name, (*LEFT_TO_RIGHT, *DIFFUSION, "FOLDER", "OWNER/NAME"))
     asked = f"asked to begin with {name}"
@@ -272,10 +270,12 @@ def base_of(name: str, size: str | StackConfig = "nano") -> Base:
         name = str(find_model(name, revision=None, asked=asked))
     folder = find_transformers_model(name, asked=asked)
     if _is_of_transformers(folder):
-        return Base(TransformersCausalConfig(architecture_of(folder)), None, Pretrained(name), name)
+        return StartingModel(TransformersCausalConfig(architecture_of(folder)), None, Pretrained(name), name)
     network = read_config(find_model(name, revision=None, asked=asked), asked).network
     kind = "adlm" if isinstance(network, TwoStageConfig) else "mdlm"
-    return Base(network, None if _is_causal(network) else _fresh(kind, "nano")[1], WithMarks(name), name)
+    return StartingModel(
+        network, None if _is_causal(network) else _fresh(kind, "nano")[1], FinetuneWithNewTokens(name), name
+    )
 
 
 def _fresh(kind: str, size: str | StackConfig) -> tuple[NetworkConfig, Objective]:
@@ -303,17 +303,21 @@ def _is_causal(network: NetworkConfig) -> bool:
     return True  # of transformers
 
 
-# Around each stage that is trained: (stage, its number, of how many) -> who watches it.
-Around = Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]
+# (stage, its number, number of stages) -> the callbacks while the stage is trained.
+StageCallbacks = Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]
 
 
 @contextmanager
-def _unattended(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
+def _no_callbacks(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
     yield Callbacks()
 
 
 def train_in_stages(
-    stages: Sequence[CurriculumStage], *, device: str = "auto", around: Around = _unattended, curves: bool = True
+    stages: Sequence[CurriculumStage],
+    *,
+    device: str = "auto",
+    callbacks: StageCallbacks = _no_callbacks,
+    curves: bool = True,
 ) -> Path:
     """Train all stages that are not done, in order; gives the folder of the last.
 
@@ -325,6 +329,6 @@ def train_in_stages(
     for number, stage in enumerate(stages):
         if stage.finished:
             continue
-        with around(stage, number, len(stages)) as (watch, say):
+        with callbacks(stage, number, len(stages)) as (watch, say):
             fit(stage.run, stage.folder, device=device, watch=watch, say=say, curves=curves and stage is stages[-1])
     return stages[-1].folder

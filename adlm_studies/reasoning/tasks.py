@@ -15,7 +15,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def task_of(name: str, folder: str | None = None, **options: Any) -> Task:
+def make_task(name: str, folder: str | None = None, **options: Any) -> Task:
     """A task by name; `folder` is where its published files are, `options` are further fields of it."""
     if name not in TASKS:
         raise UnknownName("task", name, TASKS)

@@ -18,7 +18,7 @@ from adlm.models.io import load_model
 from adlm.models.language_model import LanguageModel
 from adlm.train.init import Init
 
-MARKS = ("<boa>", "<ant>", "<eoa>", "<pause>", "<bot>", "<eot>")
+SPECIAL_TOKENS = ("<boa>", "<ant>", "<eoa>", "<pause>", "<bot>", "<eot>")
 UNKNOWN = "<unk>"
 # A word with the space before it, or one digit, or a sign, or a run of space: joined again they give the text back.
 # The marks of answers and equations are whole.
@@ -32,17 +32,17 @@ def words_and_digits(texts: Iterable[str]) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), "isolated")
     backend.decoder = decoders.Fuse()
     trainer = trainers.WordLevelTrainer(
-        special_tokens=[END, UNKNOWN, MASK, *MARKS], vocab_size=1 << 20, show_progress=False, min_frequency=0
+        special_tokens=[END, UNKNOWN, MASK, *SPECIAL_TOKENS], vocab_size=1 << 20, show_progress=False, min_frequency=0
     )
     backend.train_from_iterator(chain(_DIGITS, texts), trainer)
     return with_roles(backend)
 
 
-def with_marks(tokenizer: Tokenizer) -> Tokenizer:
+def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """The same tokenizer with the marks after all other ids; ids that it has stay what they are."""
     backend, roles = Backend.from_str(tokenizer.backend.to_str()), tokenizer.roles
     known = backend.get_vocab(with_added_tokens=True)
-    if all(mark in known for mark in MARKS):
+    if all(mark in known for mark in SPECIAL_TOKENS):
         return tokenizer
     if roles.mask_id not in known.values():
         # The mask that was appended by its role alone: without a name its id would go to the first mark.
@@ -50,12 +50,12 @@ def with_marks(tokenizer: Tokenizer) -> Tokenizer:
         if backend.token_to_id(MASK) != roles.mask_id:
             found = f"its mask has the id {roles.mask_id}, and there are gaps before it"
             raise DataError("asked to add marks to a tokenizer", found, "use one whose ids have no gaps")
-    backend.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in SPECIAL_TOKENS])
     size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
     return Tokenizer(backend, Roles(size, roles.mask_id, roles.eos_id, roles.bos_id, roles.pad_id))
 
 
-def mark_id(tokenizer: Tokenizer, mark: str) -> int:
+def special_token_id(tokenizer: Tokenizer, mark: str) -> int:
     """The id of a mark."""
     found = tokenizer.backend.token_to_id(mark)
     if found is None:
@@ -68,7 +68,7 @@ def mark_id(tokenizer: Tokenizer, mark: str) -> int:
 
 
 @dataclass(frozen=True)
-class WithMarks(Init):
+class FinetuneWithNewTokens(Init):
     """The weights of a model of the same network that does not know the marks: they begin as the mean of all tokens.
 
     Args:
@@ -80,7 +80,7 @@ class WithMarks(Init):
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         asked = f"asked to start from {self.model}, with marks for reasoning"
         other, config, theirs = load_model(find_model(self.model, revision=None, asked=asked), asked=asked)
-        if with_marks(theirs).fingerprint != tokenizer.fingerprint:
+        if with_special_tokens(theirs).fingerprint != tokenizer.fingerprint:
             raise ModelError(asked, "the run has another tokenizer", f"set tokenizer={self.model}")
         if getattr(model, "config", config.network) != config.network:
             raise ModelError(asked, "the run trains another network", "take the network of the model")

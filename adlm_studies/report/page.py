@@ -15,9 +15,9 @@ from typing import Any
 from adlm.data.shards import write_atomically
 from adlm.errors import ConfigError
 from adlm_studies.report.chart import DARK, LIGHT, points, svg
+from adlm_studies.report.markup import data_block, inline, paragraphs, slug
 from adlm_studies.report.sections import Chart, Code, Player, ReportPage, ReportTable, Section, Texts
 from adlm_studies.report.tables import table
-from adlm_studies.report.words import data_block, inline, paragraphs, slug
 
 _STYLES, _SCRIPTS = ("style.css", "chart.css", "player.css"), ("player.js", "page.js")
 
@@ -186,7 +186,7 @@ def player_data(player: Player) -> dict[str, Any]:
         "frames": [
             {
                 "tokens": [list(each) for each in frame.tokens],
-                "guesses": [[i, ranking(anchor), ranking(final)] for i, anchor, final in frame.guesses],
+                "guesses": [[i, ranking(anchor), ranking(final)] for i, anchor, final in frame.predictions],
             }
             for frame in player.frames
         ],

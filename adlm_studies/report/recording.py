@@ -23,29 +23,29 @@ _NOTICEABLE = 0.02  # a smaller change of the likeliest token's probability is n
 Ranking = Sequence[tuple[str, float]]
 
 
-def record(
+def record_generation(
     model: TextModel,
     *,
     title: str,
     prompt: str = "",
     sampler: Sampler | str | None = None,
     seed: int = 0,
-    guesses: int = 3,
+    predictions: int = 3,
     frames: int = 64,
     **options: object,
 ) -> Player:
     """Have the model write a text, and keep how it did.
 
     Args:
-        guesses: how many of its likeliest tokens each stage shows at a blank, before any filter of the sampler.
+        predictions: how many of its likeliest tokens each stage shows at a blank, before any filter of the sampler.
         frames: at most so many, the empty canvas among them; steps in between are merged.
         options: of `TextModel.generate`.
     """
-    if frames < 2 or guesses < 0:
+    if frames < 2 or predictions < 0:
         raise ConfigError(
-            f"asked for a recording of {frames} frames with {guesses} guesses",
+            f"asked for a recording of {frames} frames with {predictions} predictions",
             "too few to show anything",
-            "take 2 frames or more, and 0 guesses or more",
+            "take 2 frames or more, and 0 predictions or more",
         )
     watched = _Watched(model.tokenizer.mask_id)
     model.generate(prompt, sampler=sampler, seed=seed, watch=watched, **options)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def record(
     states = [state[:length] for state in states]
     final = states[-1][None]
     anchors = anchors_by(anchor_rule(model.config), final, (final != watched.mask_id) & ~torch.isin(final, special))
-    writer = _Writer(model, set(special.tolist()), guesses)
+    writer = _Writer(model, set(special.tolist()), predictions)
     kind = sampler if isinstance(sampler, str) else type(sampler or default_sampler(model.network)).__name__
     steps = f"{watched.steps:,} step{'s' * (watched.steps != 1)}"
     return Player(
@@ -113,8 +113,8 @@ def _length(model: TextModel, states: list[Tensor]) -> int:
 class _Writer:
     """Turns states into frames."""
 
-    def __init__(self, model: TextModel, special: set[int], guesses: int) -> None:
-        self.model, self.special, self.guesses = model, special, guesses
+    def __init__(self, model: TextModel, special: set[int], predictions: int) -> None:
+        self.model, self.special, self.predictions = model, special, predictions
         self.pieces, self.mask_id = Pieces(model.tokenizer), model.tokenizer.mask_id
 
     def text(self, token: int) -> str:
@@ -127,18 +127,18 @@ class _Writer:
         for state in states:
             changed = (state != before).nonzero()[:, 0].tolist()
             tokens = [(i, None if state[i] == self.mask_id else self.text(int(state[i]))) for i in changed]
-            fresh = {i: now for i, now in self._guesses(state).items() if i not in said or _differ(said[i], now)}
+            fresh = {i: now for i, now in self._predictions(state).items() if i not in said or _differ(said[i], now)}
             said.update(fresh)
             found.append(Frame(tuple(tokens), tuple((i, *rankings) for i, rankings in fresh.items())))
             before = state
         return found
 
     @torch.no_grad()
-    def _guesses(self, state: Tensor) -> dict[int, tuple[Ranking, Ranking]]:
+    def _predictions(self, state: Tensor) -> dict[int, tuple[Ranking, Ranking]]:
         """By position: the anchor stage's ranking, empty where there is no such stage, and the final one's."""
         network = self.model.network
         blank = (state == self.mask_id).nonzero()[:, 0]
-        if not self.guesses or not len(blank):
+        if not self.predictions or not len(blank):
             return {}
         # A row longer than those of training is seen as a sampler in blocks sees it, around its first blank.
         size = self.model.config.packing.length
@@ -165,7 +165,7 @@ class _Writer:
         found: list[Ranking] = []
         vocabulary = self.model.config.vocabulary.size
         for part in features.split(max(1, SLICE // vocabulary)):
-            top = logits(part).softmax(-1).topk(min(self.guesses, vocabulary - 1))
+            top = logits(part).softmax(-1).topk(min(self.predictions, vocabulary - 1))
             for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True):
                 found.append(tuple((self.text(i), round(p, 3)) for i, p in zip(ids, values, strict=True)))
         return found

@@ -104,12 +104,12 @@ class Frame:
 
     Args:
         tokens: (position, token, or None where it is masked again).
-        guesses: (position, the anchor stage's likeliest tokens with their probabilities, the final stage's likeliest)
-            at positions that are masked after this step; a few decimals are enough.
+        predictions: (position, likeliest tokens of the anchor stage with their probabilities, those of the final
+            stage) at positions that are masked after this step; a few decimals are enough.
     """
 
     tokens: Sequence[tuple[int, str | None]]
-    guesses: Sequence[tuple[int, Sequence[tuple[str, float]], Sequence[tuple[str, float]]]] = ()
+    predictions: Sequence[tuple[int, Sequence[tuple[str, float]], Sequence[tuple[str, float]]]] = ()
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from adlm_studies.report.markup import inline
 from adlm_studies.report.sections import Cell, Interval, ReportTable
-from adlm_studies.report.words import inline
 
 _FIGURE_SPACE, _POINT_SPACE = "\u2007", "\u2008"  # as wide as a digit, and as a full stop
 _DIRECTIONS = {"low": ("↓", "lower is better"), "high": ("↑", "higher is better")}
@@ -137,12 +137,16 @@ def _figure(cell: Cell, value: str, half: str, error: int, rank: str) -> str:
     if error and not half:
         plus = f'<span class="error" aria-hidden="true">{_FIGURE_SPACE * (error + 3)}</span>'
     name = " ".join(["figure", rank]).strip()
-    title = f' title="{escape(told(cell), quote=True)}"' if isinstance(cell, Interval) and cell.high > cell.low else ""
+    title = (
+        f' title="{escape(describe_interval(cell), quote=True)}"'
+        if isinstance(cell, Interval) and cell.high > cell.low
+        else ""
+    )
     shown = f"<strong>{value}</strong>" if rank == "best" else value
     return f'<span class="{name}"{title}>{shown}{plus}</span>'
 
 
-def told(cell: Interval) -> str:
+def describe_interval(cell: Interval) -> str:
     """An interval in words."""
     runs = f"mean of {cell.runs} runs" if cell.runs > 1 else "one run"
     bound = ", an upper bound" if cell.bound else ""

@@ -31,8 +31,8 @@ from adlm.models.two_stage import TwoStage, TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.randomness import Noise
 from adlm.types import Batch, Corrupted
+from adlm_studies.reference import ReferenceAdlm, log_probabilities, reference_loss, reference_probabilities
 from benchmarks._record import record
-from benchmarks.core.plain import PlainAdlm, log_probabilities, plain_loss, plain_sampling_forward
 
 WIDTH, HEADS, LAYERS, DENOISER_LAYERS, SIZE, LENGTH, GAMMA = 512, 8, 8, 4, 50_258, 256, 3e-3
 MASK = SIZE - 1
@@ -59,15 +59,15 @@ def build() -> TwoStage:
     return model
 
 
-def plain_twin(model: TwoStage) -> PlainAdlm:
+def reference_twin(model: TwoStage) -> ReferenceAdlm:
     shape = {"width": WIDTH, "heads": HEADS, "anchor_layers": LAYERS, "denoiser_layers": DENOISER_LAYERS}
-    matched_baseline = PlainAdlm(SIZE, MASK, **shape)
+    matched_baseline = ReferenceAdlm(SIZE, MASK, **shape)
     matched_baseline.load_state_dict(model.state_dict(), strict=True)
     return matched_baseline
 
 
-def plain(model: PlainAdlm) -> Loss:
-    return lambda batch, c: plain_loss(model, batch.tokens, c.x_t, c.t, gamma=GAMMA)[0]
+def plain(model: ReferenceAdlm) -> Loss:
+    return lambda batch, c: reference_loss(model, batch.tokens, c.x_t, c.t, gamma=GAMMA)[0]
 
 
 def dense_heads(model: TwoStage) -> Loss:
@@ -131,7 +131,7 @@ def stepper(name: str, batch: Batch, corrupted: Corrupted, *, compiled: bool) ->
     loss, fused = VARIANTS[name]
     model: nn.Module = build()
     if name == "plain":
-        model = plain_twin(model)  # type: ignore[arg-type]
+        model = reference_twin(model)  # type: ignore[arg-type]
     elif compiled:
         model.compile()
     model.train()
@@ -253,7 +253,7 @@ def sampling(rounds: int) -> None:
     """The network's part of a step that reveals one token a row, at half of the row masked."""
     table, conclusion = [], {}
     model = build().eval()
-    matched_baseline = plain_twin(model).eval()
+    matched_baseline = reference_twin(model).eval()
     for rows in (1, 8):
         batch = rows_of(rows)
         level = torch.full((rows,), 0.5, dtype=torch.float64)
@@ -266,7 +266,7 @@ def sampling(rounds: int) -> None:
             return model.logits(model.features(x_t, output_mask=reveal).final).softmax(-1)
 
         def theirs(x_t: Tensor = x_t) -> Tensor:
-            return plain_sampling_forward(matched_baseline, x_t)
+            return reference_probabilities(matched_baseline, x_t)
 
         with model.inference_weights():
             differ = (ours() - theirs()[reveal]).abs().max().item()  # and a round to warm up

@@ -13,8 +13,8 @@ import torch
 
 from adlm.randomness import Noise
 from adlm.samplers import Ancestral, Canvas
+from adlm_studies.reference import ReferenceAncestral
 from benchmarks._record import RESULTS, record
-from benchmarks.sampling.plain import PlainAncestral
 from benchmarks.sampling.speed import SMALL, build, matched_baseline
 
 BASE = {"L": 256, "T": 64, "V": 8192, "batch": 4}
@@ -36,7 +36,7 @@ def measure(setting: dict[str, int]) -> tuple[float, float | None]:
     ours = time.perf_counter() - start
     if setting["T"] > 2 * BASE["T"]:
         return ours, None
-    plain = PlainAncestral(matched_baseline(model, shape), torch.Generator().manual_seed(0))
+    plain = ReferenceAncestral(matched_baseline(model, shape), torch.Generator().manual_seed(0))
     plain.step(blank.tokens, 1.0, 0.9)
     plain.memo = None
     start = time.perf_counter()

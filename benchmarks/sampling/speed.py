@@ -25,10 +25,9 @@ from adlm.models.two_stage import TwoStage, TwoStageConfig
 from adlm.randomness import Noise
 from adlm.samplers import Ancestral, Canvas
 from adlm.samplers.remasking import Never
+from adlm_studies.reference import ReferenceAdlm, ReferenceAncestral
 from benchmarks._record import record
-from benchmarks.core.plain import PlainAdlm
 from benchmarks.core.step import resident
-from benchmarks.sampling.plain import PlainAncestral
 
 FULL = {"width": 512, "heads": 8, "anchor": 8, "denoiser": 4, "size": 50_258}
 SMALL = {"width": 128, "heads": 4, "anchor": 4, "denoiser": 2, "size": 8_192}
@@ -45,8 +44,8 @@ def build(width: int, heads: int, anchor: int, denoiser: int, size: int) -> TwoS
     return model.eval()
 
 
-def matched_baseline(model: TwoStage, shape: dict[str, int]) -> PlainAdlm:
-    plain = PlainAdlm(
+def matched_baseline(model: TwoStage, shape: dict[str, int]) -> ReferenceAdlm:
+    plain = ReferenceAdlm(
         shape["size"],
         shape["size"] - 1,
         width=shape["width"],
@@ -78,7 +77,7 @@ def seconds(function, *arguments) -> float:
 def trajectory(steps: int, points: int) -> dict[str, float]:
     """Seconds of a whole trajectory of each, from steps spread over it."""
     model = build(**FULL)
-    plain = PlainAncestral(matched_baseline(model, FULL), torch.Generator().manual_seed(0))
+    plain = ReferenceAncestral(matched_baseline(model, FULL), torch.Generator().manual_seed(0))
     sampler, size = Ancestral(steps=steps), FULL["size"]
     ours: list[float] = []
     theirs: list[float] = []
@@ -107,7 +106,7 @@ def trajectory(steps: int, points: int) -> dict[str, float]:
 def whole(steps: int) -> dict[str, float]:
     """A whole run of each at a size where that takes seconds."""
     model = build(**SMALL)
-    plain = PlainAncestral(matched_baseline(model, SMALL), torch.Generator().manual_seed(0))
+    plain = ReferenceAncestral(matched_baseline(model, SMALL), torch.Generator().manual_seed(0))
     blank = Canvas.blank(ROWS, 256, SMALL["size"] - 1)
     sampler = Ancestral(steps=steps)
     ours = [seconds(lambda seed=seed: sampler.sample(model, blank, noise=Noise(seed))) for seed in range(3)]
@@ -120,7 +119,7 @@ def peak(which: str) -> float:
     model = build(**FULL)
     tokens, _ = canvas_at(64, 128, FULL["size"], seed=0)
     if which == "plain":
-        plain = PlainAncestral(matched_baseline(model, FULL), torch.Generator().manual_seed(0))
+        plain = ReferenceAncestral(matched_baseline(model, FULL), torch.Generator().manual_seed(0))
         del model
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")

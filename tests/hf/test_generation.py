@@ -6,8 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from adlm.errors import ConfigError, UnknownName  # noqa: E402
-from adlm.hf import fast_tokenizer  # noqa: E402
-from adlm.hf.folder import wrapped  # noqa: E402
+from adlm.hf import fast_tokenizer, wrapped  # noqa: E402
 from adlm.samplers import Ancestral  # noqa: E402
 from tests.hf.made import FRAMED, FULL, LENGTH, LETTERS, WORDS, text_model_of  # noqa: E402
 

@@ -1,16 +1,22 @@
 """Networks of this package as models of transformers."""
 
+import json
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
 import adlm.hf  # noqa: E402
 from adlm.errors import ConfigError, ModelError, UnknownName  # noqa: E402
-from adlm.hf.folder import wrapped  # noqa: E402
+from adlm.hf import modeling_adlm, wrapped  # noqa: E402
 from adlm.models.io import ModelConfig  # noqa: E402
 from adlm.models.transformers_causal import TransformersCausalConfig  # noqa: E402
-from tests.hf.made import CAUSAL, MASKED, NETWORKS, WORDS, rows_of, text_model_of  # noqa: E402
+from adlm.text_model import TextModel  # noqa: E402
+from tests.errors import raises  # noqa: E402
+from tests.hf.made import CAUSAL, LENGTH, MASKED, NETWORKS, WORDS, rows_of, text_model_of  # noqa: E402
 
 AUTO = {
     **dict.fromkeys(CAUSAL, transformers.AutoModelForCausalLM),
@@ -24,6 +30,7 @@ def test_saved_and_loaded_is_equal_to_the_bit(name, tmp_path):
     model.save_pretrained(tmp_path)
     again = AUTO[name].from_pretrained(tmp_path)
     assert isinstance(transformers.AutoConfig.from_pretrained(tmp_path), adlm.hf.AdlmConfig)
+    assert isinstance(again, adlm.hf.AdlmCausalLM if name in CAUSAL else adlm.hf.AdlmMaskedLM)
     ours, theirs = dict(model.network.named_parameters()), dict(again.network.named_parameters())
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
@@ -34,13 +41,54 @@ def test_saved_and_loaded_is_equal_to_the_bit(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_text_model_comes_back_whole(name, tmp_path):
+def test_transformers_loads_what_a_text_model_saves(name, tmp_path):
     model = text_model_of(name)
-    adlm.hf.export(model, tmp_path / "new")
-    again = adlm.hf.text_model(tmp_path / "new")
-    assert again.config == model.config
-    assert again.tokenizer.roles == model.tokenizer.roles
-    assert again.generate("the cat", seed=3) == model.generate("the cat", seed=3)
+    model.save(tmp_path)
+    loaded = AUTO[name].from_pretrained(tmp_path)
+    ours, theirs = dict(model.network.named_parameters()), dict(loaded.network.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert loaded.model_config == model.config
+    assert loaded.generation_config.max_length == LENGTH + (name in CAUSAL)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = adlm.hf.fast_tokenizer(model.tokenizer, model.config.packing, causal=name in CAUSAL)
+    text = "the [MASK] cat"
+    assert tokenizer(text).input_ids == expected(text).input_ids
+    assert tokenizer.padding_side == expected.padding_side
+    assert tokenizer.mask_token_id == model.tokenizer.mask_id
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == "the cat"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_text_model_loads_what_transformers_saves(name, tmp_path):
+    model = text_model_of(name)
+    model.save(tmp_path / "ours")
+    AUTO[name].from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+    for file in ("tokenizer.json", "tokenizer_roles.json"):
+        shutil.copy(tmp_path / "ours" / file, tmp_path / "theirs")
+    for folder in ("ours", "theirs"):
+        again = adlm.load(tmp_path / folder)
+        assert again.config == model.config
+        assert again.tokenizer.fingerprint == model.tokenizer.fingerprint
+        assert again.generate("the cat", seed=3) == model.generate("the cat", seed=3)
+
+
+def test_a_folder_that_version_0_1_exported_is_read_by_both(tmp_path):
+    model = text_model_of("adlm")
+    model.save(tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text())
+    for name in ("format", "kind", "vocabulary"):
+        del data[name]
+    data["rows"] = data.pop("packing")
+    data["network"]["anchor"]["reread"] = data["network"]["anchor"].pop("input_reinjection")
+    (tmp_path / "config.json").write_text(json.dumps({**data, "transformers_version": "5.0.0", "dtype": "float32"}))
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({f"network.{key}": value for key, value in weights.items()}, tmp_path / "model.safetensors")
+    assert adlm.load(tmp_path).config == model.config
+    tokens = rows_of("adlm")
+    expected = wrapped(model)(tokens).logits
+    for kind in (transformers.AutoModelForMaskedLM, modeling_adlm.AdlmForMaskedLM):
+        torch.testing.assert_close(kind.from_pretrained(tmp_path)(tokens).logits, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -116,32 +164,40 @@ def test_losses_are_mean_cross_entropies_of_what_is_scored():
 
 def test_what_makes_no_sense_is_refused(tmp_path):
     causal, masked = wrapped(text_model_of("ar")), wrapped(text_model_of("adlm"))
-    with pytest.raises(ConfigError, match="do not begin with the token"):
+    with raises(ConfigError, subject="input_ids"):
         causal(torch.zeros(1, 3, dtype=torch.long))
-    with pytest.raises(ConfigError, match="it has gaps"):
+    with raises(ConfigError, subject="attention_mask"):
         masked(rows_of("adlm"), attention_mask=torch.tensor([[1, 0, 1, 1, 1, 1, 1]] * 3))
-    with pytest.raises(UnknownName, match="inputs_embeds"):
+    with raises(UnknownName, name="inputs_embeds"):
         masked(rows_of("adlm"), inputs_embeds=torch.zeros(1))
     masked.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="use AutoModelForMaskedLM"):
+    with raises(ConfigError, subject="AutoModelForMaskedLM"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        adlm.hf.text_model(tmp_path / "nothing")
+    with raises(ModelError):
+        adlm.hf.add_remote_code(tmp_path / "nothing")
+
+
+def test_a_network_of_transformers_own_is_saved_without_a_model_type(tmp_path):
     model = text_model_of("ar")
-    network = TransformersCausalConfig('{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match="one of that library already"):
-        adlm.hf.AdlmConfig.of(
-            ModelConfig(network, model.config.vocabulary, model.config.packing), model.tokenizer.roles
-        )
+    architecture = {"model_type": "gpt2", "n_embd": 8, "n_head": 1, "n_layer": 1, "n_positions": 16}
+    network = TransformersCausalConfig(json.dumps(architecture | {"vocab_size": model.config.vocabulary.size}))
+    config = ModelConfig(network, model.config.vocabulary, model.config.packing)
+    theirs = TextModel(config.build(), config, model.tokenizer)
+    theirs.save(tmp_path)
+    assert "model_type" not in json.loads((tmp_path / "config.json").read_text())
+    assert adlm.load(tmp_path).config == config
+    for refused in (lambda: wrapped(theirs), lambda: adlm.hf.export(theirs, tmp_path)):
+        with raises(ConfigError, subject="TransformersCausalConfig"):
+            refused()
+    with raises(ConfigError, subject=str(tmp_path)):
+        adlm.hf.add_remote_code(tmp_path)
 
 
 def test_a_folder_that_lacks_weights_is_refused(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    wrapped(text_model_of("adlm")).save_pretrained(tmp_path)
+    text_model_of("adlm").save(tmp_path)
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
-    del weights["network.hand_over.gate.weight"]
+    del weights["hand_over.gate.weight"]
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="no weights for weight of a Linear"):
+    with raises(ModelError, subject="weight"):
         transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)

@@ -29,6 +29,7 @@ from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel
 from adlm.types import Estimate
+from tests.errors import raises
 
 TRANSFORMERS = {"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"0" * 100}
 
@@ -239,7 +240,7 @@ def test_what_is_pushed_comes_back(world: tuple[dict[str, Any], Path], hub: Fake
     assert found["loaded"] == found["pretrained"] == found["saved"]
     assert found["first"].startswith(f"{hub.address}/me/model/commit/")
     (_, files), *_ = hub.repositories["me/model"]
-    assert set(files) == {*FILES, "README.md"}
+    assert set(files) == {*FILES, "README.md", "tokenizer_config.json", "generation_config.json"}
     assert b"Stories." in files["README.md"]
 
 
@@ -263,7 +264,7 @@ def test_a_folder_is_pushed_as_it_is_with_what_its_card_states(
     found, _ = world
     assert found["whole"].startswith(f"{hub.address}/me/whole/commit/")
     _, files = hub.repositories["me/whole"][-1]
-    assert set(files) == {*FILES, "README.md"}
+    assert set(files) == {*FILES, "README.md", "tokenizer_config.json", "generation_config.json"}
     card = files["README.md"].decode()
     for part in (
         "## Training data\n\nStories of crabs.",
@@ -280,11 +281,11 @@ def test_a_folder_is_pushed_as_it_is_with_what_its_card_states(
 
 
 def test_a_folder_that_is_no_model_is_not_pushed(tmp_path: Path, model: TextModel) -> None:
-    with pytest.raises(ModelError, match=r"no config\.json"):
+    with raises(ModelError, subject="config.json"):
         push_folder(tmp_path, "me/model")
     model.save(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"no model\.safetensors"):
+    with raises(ModelError, subject="model.safetensors"):
         push_folder(tmp_path, "me/model")
 
 
@@ -359,7 +360,7 @@ def test_what_is_neither_folder_nor_name_is_refused_at_once(name: str, tmp_path:
         adlm.load(name)
     assert caught.value.asked == f"asked to load the model {name!r}"
     assert "owner/name" in caught.value.fix or "config.json" in caught.value.found
-    with pytest.raises(ModelError, match="no such folder"):
+    with raises(ModelError, subject="owner/name"):
         adlm.load(Path("owner/name"))
 
 
@@ -369,9 +370,9 @@ def test_a_folder_is_taken_before_a_name_and_has_no_revisions(
     monkeypatch.chdir(tmp_path)
     model.save("owner/name")
     assert adlm.load("owner/name").config == model.config
-    with pytest.raises(ModelError, match="leave revision out"):
+    with raises(ModelError, subject="revision"):
         adlm.load("owner/name", revision="main")
-    with pytest.raises(ModelError, match="a file, not a folder"):
+    with raises(ModelError, subject="owner/name/config.json"):
         adlm.load("owner/name/config.json")
 
 
@@ -379,5 +380,5 @@ def test_the_mixin_s_way_of_saving_is_ours(model: TextModel, tmp_path: Path) -> 
     assert model.save_pretrained(tmp_path, model_card_kwargs={"licence": "mit"}) is None
     assert "license: mit" in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert TextModel.from_pretrained(tmp_path).config == model.config
-    with pytest.raises(ConfigError, match="leave config out"):
+    with pytest.raises(ConfigError):
         model.save_pretrained(tmp_path, config={"width": 3})

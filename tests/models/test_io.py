@@ -20,11 +20,13 @@ from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from tests.errors import raises
 
 TOKENIZER = characters("ab")
 STACK = StackConfig(width=8, heads=2, layers=1)
 ONE, TWO = OneStageConfig(STACK, positions=8), TwoStageConfig(STACK, 1, Continued(), tied=True)
 WEIGHTS, CONFIG, TOKENS, ROLES = "model.safetensors", "config.json", "tokenizer.json", "tokenizer_roles.json"
+WRITTEN = sorted([*FILES, "README.md", "tokenizer_config.json", "generation_config.json"])
 
 
 def config_of(network, tokenizer=TOKENIZER, length=8):
@@ -54,9 +56,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def refused(folder, match):
-    with pytest.raises(ModelError, match=match):
+def refused(folder, subject):
+    """Checks what the error is about; returns what was found."""
+    with raises(ModelError, subject=subject) as info:
         load_model(folder)
+    return info.value.found
 
 
 def change_config(folder, **changes):
@@ -89,7 +93,7 @@ def test_a_saved_model_comes_back_to_the_bit(saved):
 
 def test_a_folder_holds_these_files_and_tied_weights_once(saved):
     path, model, _ = saved
-    assert sorted(file.name for file in path.iterdir()) == sorted([*FILES, "README.md"])
+    assert sorted(file.name for file in path.iterdir()) == WRITTEN
     assert set(load_file(path / WEIGHTS)) == {name for name, _ in model.named_parameters()}
     loaded, *_ = load_model(path)
     if isinstance(model.config, TwoStageConfig):
@@ -115,13 +119,13 @@ def test_weights_of_other_float_types_become_float32(folder, dtype):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn])
 def test_weights_that_are_no_plain_floats_are_named(folder, dtype):
     change_weights(folder, lambda weights: {**weights, "head.bias": weights["head.bias"].to(dtype)})
-    refused(folder, r"head\.bias holds numbers of type \w+\n.*convert the weights")
+    refused(folder, "head.bias")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_not_finite_are_named(folder, value):
     change_weights(folder, lambda weights: {**weights, "head.bias": torch.full_like(weights["head.bias"], value)})
-    refused(folder, r"head\.bias holds numbers that are not finite")
+    refused(folder, "head.bias")
     change_weights(folder, lambda weights: {**weights, "head.bias": torch.full_like(weights["head.bias"], 3e38)})
     load_model(folder)  # finite, though its sum is not
 
@@ -130,97 +134,110 @@ def test_names_and_shapes_that_do_not_fit_are_named(saved):
     path, *_ = saved
     whole = (path / WEIGHTS).read_bytes()
 
-    def broken(change, match):
+    def broken(change, subject):
         change_weights(path, change)
-        refused(path, match)
+        refused(path, subject)
         (path / WEIGHTS).write_bytes(whole)
 
-    broken(lambda w: {**w, "extra": torch.zeros(1)}, r"keys missing: \[\], not known: \['extra'\]")
-    broken(lambda w: {name: w[name] for name in w if name != "head.bias"}, r"keys missing: \['head.bias'\]")
-    broken(lambda w: {**w, "head.bias": torch.zeros(3)}, r"head\.bias has shape \[3\] instead of \[5\]")
-    broken(lambda w: {"module." + name: w[name] for name in w}, r"not known: \['module\..* and \d+ more")
+    broken(lambda w: {**w, "extra": torch.zeros(1)}, "extra")
+    broken(lambda w: {name: w[name] for name in w if name != "head.bias"}, "head.bias")
+    broken(lambda w: {**w, "head.bias": torch.zeros(3)}, "head.bias")
+    first = min(load_file(path / WEIGHTS))
+    broken(lambda w: {"module." + name: w[name] for name in w}, first)
 
 
 def test_files_that_are_something_else_are_named(folder):
     weights = folder / WEIGHTS
     whole = weights.read_bytes()
     header = int.from_bytes(whole[:8], "little")
-    for content, match in [
-        (whole[:-10], f"cut short: it ends after {len(whole) - 10} of {len(whole)} bytes"),
-        (whole[: header // 2], "cut short: .* within its header"),
+    for content, word in [
+        (whole[:-10], f"{len(whole) - 10} of {len(whole)} bytes"),
+        (whole[: header // 2], "header"),
         (whole[:5], "cut short"),
         (b"", "cut short"),
         (whole + b"\0" * 8, "not a safetensors file"),
         (whole[:8] + b"{" * header + whole[8 + header :], "not a safetensors file"),
-        (pickle.dumps({"weight": [0.0]}), "is a pickle"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "pointer of Git LFS"),
+        (pickle.dumps({"weight": [0.0]}), "pickle"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS"),
         (b"<!DOCTYPE html><html></html>", "web page"),
         (b"all sorts of bytes", "not a safetensors file"),
     ]:
         weights.write_bytes(content)
-        refused(folder, match)
+        assert word in refused(folder, WEIGHTS)
     torch.save({"weight": torch.zeros(1)}, weights)
-    refused(folder, "is a pickle.*\n.*never read")
+    assert "pickle" in refused(folder, WEIGHTS)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
-    refused(folder, f"no {name}")
+    refused(folder, name)
     (folder / name).mkdir()
-    refused(folder, f"no {name}")
+    refused(folder, name)
 
 
 def test_a_folder_that_is_none_is_named(folder):
-    refused(folder / "nowhere", "no such folder")
-    refused(folder / WEIGHTS, "a file, not a folder")
+    refused(folder / "nowhere", str(folder / "nowhere"))
+    refused(folder / WEIGHTS, str(folder / WEIGHTS))
 
 
 def test_configs_of_others_are_named(folder):
     whole = (folder / CONFIG).read_text()
     data = json.loads(whole)
-    for text, match in [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("\xff", "not JSON"),
-        ("[]", "not one of this package's"),
-        ("{}", "not one of this package's"),
-        ('{"model_type": "gpt2", "n_layer": 12}', "of the library transformers, model type 'gpt2'"),
-        (json.dumps({**data, "format": 7}), "format 7; this version reads format 1\n.*newer version of adlm"),
-        (json.dumps({**data, "format": 0}), "format 0; this version reads format 1"),
-        (json.dumps({**data, "vocabularly": 3}), "config.json 'vocabularly'.*\n.*did you mean 'vocabulary'"),
-        (json.dumps({**data, "rows": {"kind": "Wrapped", "length": "long"}}), r"config\.json\.rows\.length: 'long'"),
-        (json.dumps({**data, "network": {"kind": "os.system"}}), "no kind of NetworkConfig"),
-        (json.dumps({**data, "network": {"kind": ["os.system"]}}), "config.json"),
+    for text, subject in [
+        ("{", CONFIG),
+        ("[" * 100_000, CONFIG),
+        ("\xff", CONFIG),
+        ("[]", CONFIG),
+        ("{}", CONFIG),
+        ('{"model_type": "gpt2", "n_layer": 12}', "model_type gpt2"),
+        (json.dumps({**data, "format": 7}), "format"),
+        (json.dumps({**data, "format": 0}), "format"),
+        (json.dumps({**data, "vocabularly": 3}), "vocabularly"),
+        (json.dumps({**data, "packing": {"kind": "Wrapped", "length": 2}}), "length"),
+        (json.dumps({**data, "network": {"kind": "os.system"}}), "os.system"),
     ]:
         (folder / CONFIG).write_text(text, encoding="latin-1")
-        refused(folder, match)
+        refused(folder, subject)
+    for text in (
+        json.dumps({**data, "packing": {"kind": "Wrapped", "length": "long"}}),
+        json.dumps({**data, "network": {"kind": ["os.system"]}}),
+    ):
+        (folder / CONFIG).write_text(text)
+        with pytest.raises(ModelError):
+            load_model(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"),
+    ("changes", "subject"),
     [
-        ({"width": 2**20}, r"embedding\..* has shape \[\d, 8\] instead of \[\d, 1048576\]"),
-        ({"width": 2**28}, "has shape .* instead of"),
-        ({"width": 2**61}, "cannot be built"),
-        ({"width": 2**80}, "cannot be built"),
-        ({"mlp_ratio": 10**9}, r"blocks\.0\.up\.weight has shape \[32, 8\]"),
-        ({"layers": 10**12}, "far more tensors than the"),
-        ({"layers": 2}, r"keys missing: \['stack\.blocks\.1\."),
-        ({"width": 12}, "has shape .* instead of"),
-        ({"heads": 0}, "heads"),
+        ({"width": 2**20}, "embedding.positions"),
+        ({"width": 2**28}, "embedding.positions"),
+        ({"width": 2**61}, "config"),
+        ({"width": 2**80}, "config"),
+        ({"mlp_ratio": 10**9}, "stack.blocks.0.up.weight"),
+        ({"layers": 10**12}, "tensors"),
+        ({"layers": 2}, "stack.blocks.1.down.bias"),
+        ({"width": 12}, "embedding.positions"),
     ],
 )
-def test_a_config_larger_than_its_weights_is_refused_without_building_it(folder, changes, match):
+def test_a_config_larger_than_its_weights_is_refused_without_building_it(folder, changes, subject):
     network = json.loads((folder / CONFIG).read_text())["network"]
     change_config(folder, network={**network, "stack": {**network["stack"], **changes}})
-    refused(folder, match)
+    refused(folder, subject)
+
+
+def test_a_config_that_no_network_can_have_is_refused(folder):
+    network = json.loads((folder / CONFIG).read_text())["network"]
+    change_config(folder, network={**network, "stack": {**network["stack"], "heads": 0}})
+    with pytest.raises(ModelError):
+        load_model(folder)
 
 
 def test_positions_beyond_the_weights_are_refused_without_making_them(folder):
     network = json.loads((folder / CONFIG).read_text())["network"]
     change_config(folder, network={**network, "positions": 10**13})
-    refused(folder, r"embedding\.positions has shape \[8, 8\] instead of \[10000000000000, 8\]")
+    refused(folder, "embedding.positions")
 
 
 def test_a_tokenizer_of_another_model_is_named(folder, tmp_path_factory):
@@ -228,19 +245,21 @@ def test_a_tokenizer_of_another_model_is_named(folder, tmp_path_factory):
     characters("abcdef").save(other)
     whole = {name: (folder / name).read_text() for name in (TOKENS, ROLES)}
     shutil.copy(other / TOKENS, folder)
-    refused(folder, r"8 tokens in tokenizer\.json, a vocabulary of 5 in the config")
+    with pytest.raises(ModelError):
+        load_model(folder)
     shutil.copy(other / ROLES, folder)
-    refused(folder, "vocabulary of 5 with mask 4 in the config, one of 9 with mask 8 in tokenizer_roles")
+    refused(folder, ROLES)
     (folder / TOKENS).write_text("{}")
-    refused(folder, r"tokenizer\.json cannot be used")
+    refused(folder, TOKENS)
     (folder / TOKENS).write_text(whole[TOKENS])
-    for roles, match in [
-        ({**json.loads(whole[ROLES]), "eos_id": 77}, "eos_id 77 for a vocabulary of 5"),
-        ({**json.loads(whole[ROLES]), "pad_id": "1"}, "pad_id '1'"),
-        ({**json.loads(whole[ROLES]), "surprise": 1}, "surprise"),
+    for roles, subject in [
+        ({**json.loads(whole[ROLES]), "eos_id": 77}, "eos_id"),
+        ({**json.loads(whole[ROLES]), "pad_id": "1"}, "pad_id"),
+        ({**json.loads(whole[ROLES]), "surprise": 1}, TOKENS),
+        ({**json.loads(whole[ROLES]), "own": {}}, TOKENS),
     ]:
         (folder / ROLES).write_text(json.dumps(roles))
-        refused(folder, match)
+        refused(folder, subject)
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path):
@@ -248,24 +267,24 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path):
     model = drawn(config)
     save_model(tmp_path, model, config, TOKENIZER)
 
-    def rejected(match, model=model, config=config, tokenizer=TOKENIZER, folder=tmp_path):
-        with pytest.raises(ModelError, match=match):
+    def rejected(subject, model=model, config=config, tokenizer=TOKENIZER, folder=tmp_path):
+        with raises(ModelError, subject=subject):
             save_model(folder, model, config, tokenizer)
 
-    rejected("vocabulary of 5 .* one of 9", tokenizer=characters("abcdef"))
-    rejected("another config", config=config_of(replace(ONE, stack=replace(STACK, layers=2))))
-    rejected("a file is in the way", folder=tmp_path / WEIGHTS)
-    rejected("a file is in the way", folder=tmp_path / WEIGHTS / "below")
+    rejected(ROLES, tokenizer=characters("abcdef"))
+    rejected("config", config=config_of(replace(ONE, stack=replace(STACK, layers=2))))
+    for taken in (tmp_path / WEIGHTS, tmp_path / WEIGHTS / "below"):
+        rejected(str(taken), folder=taken)
     broken = drawn(config)
     with torch.no_grad():
         broken.head.bias[0] = torch.nan
-    rejected(r"head\.bias holds numbers that are not finite", model=broken)
+    rejected("head.bias", model=broken)
     wrapped = torch.nn.Module()
     wrapped.module = model
-    rejected("in a wrapper", model=wrapped)
+    rejected("network", model=wrapped)
     # The model that was there still is, and nothing else.
     assert same(load_model(tmp_path)[0], model)
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*FILES, "README.md"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == WRITTEN
 
 
 class Killed(BaseException):
@@ -315,7 +334,7 @@ def test_a_save_killed_anywhere_leaves_one_whole_model_or_none(tmp_path):
         try:
             model, config, tokenizer = load_model(folder)
         except ModelError as error:
-            outcomes.append("none" if "save that was interrupted" in error.found else error.found)
+            outcomes.append("none" if error.subject == ".saving-" else error.found)
         else:
             outcomes.append("new" if config == new_config else "old")
             expected = new if config == new_config else old

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from adlm.cli.live import harmless
 from adlm.cli.progress import console
-from adlm.errors import ConfigError
-from adlm_studies.cli.reason.evaluate import opened
-from adlm_studies.reasoning.decode import Solved, ThoughtPrediction
-from adlm_studies.reasoning.solve import limit_for, solve
+from adlm.errors import OutOfRange
+from adlm_studies.reasoning.decode import SolvedProblem, ThoughtPrediction
+from adlm_studies.reasoning.evaluate import load_reasoner
+from adlm_studies.reasoning.solve import answer_limit, solve
 
 
 def command(
@@ -37,22 +37,21 @@ def command(
         plain: a diffusion model unmasks in one order of its own, instead of anchors first.
         device: auto, cpu, cuda or mps.
     """
-    model, config = opened(run, data, device)
+    _, model, config = load_reasoner(run, files=data, device=device)
     problems = config.task.problems(split)
     if not 0 <= number < len(problems):
-        found = f"{len(problems):,} problems in {config.task.name} ({split})"
-        raise ConfigError(f"asked for problem {number}", found, f"give 0 to {len(problems) - 1}")
-    limit = limit_for(config, model.tokenizer, split)
+        raise OutOfRange("--number", number, f"0 to {len(problems) - 1}")
+    limit = answer_limit(config, model.tokenizer, split)
     rows, (solved,) = solve(model.network, model.tokenizer, config, [problems[number]], split, limit=limit, plain=plain)
-    output_mask = [model.tokenizer.token(token) if token >= 0 else "" for token in rows.output_mask(0)]
-    console().print(_shown(solved, f"{config.task.name} {split} {number}", output_mask))
+    anchors = [model.tokenizer.token(token) if token >= 0 else "" for token in rows.thought_targets(0)]
+    console().print(_shown(solved, f"{config.task.name} {split} {number}", anchors))
 
 
-def _shown(solved: Solved, title: str, output_mask: Sequence[str]) -> Group:
+def _shown(solved: SolvedProblem, title: str, anchors: Sequence[str]) -> Group:
     problem, written = solved.problem, solved.written
     parts = [Panel(Text(harmless(problem.question)), title=title, title_align="left")]
     if written.thoughts:
-        table = _thoughts(written.thoughts, output_mask, written.placed)
+        table = _thoughts(written.thoughts, anchors, written.placed)
         parts.append(Panel(table, title="thoughts", title_align="left"))
     parts.append(Panel(Text(harmless(written.text)), title=f"written: {written.tokens} tokens", title_align="left"))
     if solved.right:
@@ -63,16 +62,14 @@ def _shown(solved: Solved, title: str, output_mask: Sequence[str]) -> Group:
     return Group(*parts, verdict)
 
 
-def _thoughts(
-    thoughts: Sequence[Sequence[ThoughtPrediction]], output_mask: Sequence[str], placed: Sequence[str]
-) -> Table:
-    """A row a thought: the token it was to predict, what a diffusion model placed there, and its likeliest tokens."""
+def _thoughts(thoughts: Sequence[Sequence[ThoughtPrediction]], anchors: Sequence[str], placed: Sequence[str]) -> Table:
+    """A row per thought: its target token, the token that a diffusion model placed there, and its likeliest tokens."""
     table = Table(box=None, pad_edge=False)
     for name in ("", "important", *(["placed"] if placed else []), *(["predicted"] + [""] * (len(thoughts[0]) - 1))):
         table.add_column(name)
-    for i, guesses in enumerate(thoughts):
-        important = output_mask[i].strip() if i < len(output_mask) else ""
-        cells = [Text(f"{harmless(guess.token).strip()} {guess.probability:.0%}") for guess in guesses]
+    for i, likeliest in enumerate(thoughts):
+        important = anchors[i].strip() if i < len(anchors) else ""
+        cells = [Text(f"{harmless(prediction.token).strip()} {prediction.probability:.0%}") for prediction in likeliest]
         filled = [Text(harmless(placed[i]).strip())] if placed else []
         table.add_row(str(i + 1), Text(harmless(important)), *filled, *cells)
     return table

@@ -16,15 +16,15 @@ from adlm_studies.reasoning.stages import (
     PUBLISHED,
     Curriculum,
     CurriculumStage,
-    base_of,
+    curriculum_stages,
     diffusion_stage,
+    from_scratch,
     method_for,
     pretrained,
-    scratch,
-    stages_of,
+    starting_model,
     train_in_stages,
 )
-from adlm_studies.reasoning.tasks import task_of
+from adlm_studies.reasoning.tasks import make_task
 
 
 def command(
@@ -36,7 +36,7 @@ def command(
     out: Path | None = None,
     data: str | None = None,
     scale: float = 1.0,
-    rows: int = 128,
+    batch_size: int = 128,
     problems: int = 0,
     held_out: int = 512,
     longest: int = 0,
@@ -57,7 +57,7 @@ def command(
         out: where the model goes; runs/reason/TASK-METHOD-BASE by default.
         data: the folder with the task's files, where it has any.
         scale: of the published epochs: 0.1 trains a tenth as long.
-        rows: problems in a step.
+        batch_size: problems per step.
         problems: train on the first so many; 0: all.
         held_out: validate on the first so many; 0: all.
         longest: leave out problems of more tokens than this; 0: none.
@@ -67,7 +67,7 @@ def command(
         dry_run: print the stages and stop.
         device: auto, cpu, cuda or mps.
     """
-    chosen, begun = task_of(task, data), base_of(base, size)
+    chosen, begun = make_task(task, data), starting_model(base, size)
     curriculum = Curriculum(
         chosen,
         method_for(task, method),
@@ -75,8 +75,8 @@ def command(
         PUBLISHED[task].epochs,
         begun.init,
         scale=scale,
-        rows=rows,
-        train=scratch(seed) if begun.init == RandomInit() else pretrained(seed),
+        batch_size=batch_size,
+        train=from_scratch(seed) if begun.init == RandomInit() else pretrained(seed),
         best=best,
         tokenizer=begun.tokenizer,
         problems=problems,
@@ -86,7 +86,7 @@ def command(
     curriculum = with_changes(curriculum, set)
     folder = out or Path("runs") / "reason" / f"{task}-{method}-{Path(base).name}"
     if begun.objective is None:
-        stages = stages_of(curriculum, folder)
+        stages = curriculum_stages(curriculum, folder)
     else:
         stages = [diffusion_stage(curriculum, folder, begun.objective)]
     if dry_run:
@@ -97,12 +97,12 @@ def command(
     table = stages[-1].run.data.prepare().train
     read = f"{len(table):,} problems of {table.name} ({chosen.origin('train')})"
     console().print(read, highlight=False, soft_wrap=True)
-    result = train_in_stages(stages, device=device, around=_shown)
+    result = train_in_stages(stages, device=device, callbacks=_stage_progress)
     result = result / BEST if best else result
     console().print(f"The model is in {result}/: adlm reason evaluate {result}", highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def _shown(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
+def _stage_progress(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
     with bar(f"stage {number + 1}/{count}", stage.run.train.steps) as view:
         yield Callbacks(TrainingBar(view, stage.run.train.steps), view.print)

@@ -11,7 +11,7 @@ from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 
-COMMON = ["--problems", "40", "--held-out", "8", "--rows", "8", "--device", "cpu"]
+COMMON = ["--problems", "40", "--held-out", "8", "--batch-size", "8", "--device", "cpu"]
 
 
 def small(stack: str) -> list[str]:

@@ -1,10 +1,10 @@
 """`adlm report` as a user types it."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +13,7 @@ from adlm.config import to_json
 from adlm.data.config import Synthetic
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_words
+from adlm.errors import ConfigError
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
@@ -24,7 +25,8 @@ from adlm.text_model import TextModel
 from adlm.train.metrics import MetricsFile, StepMetrics, ValidationMetrics
 from adlm.train.run import Run, TrainConfig
 from adlm.types import Estimate
-from adlm_studies.cli.report import _read
+from adlm_studies.report.compare import compare_runs, read_trained
+from tests.errors import raises
 
 TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
 VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
@@ -123,7 +125,7 @@ def test_where_the_data_lies_does_not_make_it_other_data(runs, tmp_path):
     config = json.loads((tmp_path / "moved" / "config.json").read_text())
     config["run"]["data"]["folder"] = "elsewhere"
     (tmp_path / "moved" / "config.json").write_text(json.dumps(config))
-    assert _read(tmp_path / "moved", "x").data == _read(runs / "ar", "x").data
+    assert read_trained(tmp_path / "moved", "x").data == read_trained(runs / "ar", "x").data
 
 
 def test_an_unfinished_run_has_its_curves_and_its_best_model_so_far(runs, tmp_path):
@@ -147,7 +149,7 @@ def test_seconds_of_all_sittings_are_added_up(runs, tmp_path):
     steps = [{"step": i, "steps": 4, "tokens": i, "bound": None, "machine": {"seconds": s}}
              for i, s in enumerate([30.0, 60.0, 5.0, 10.0], start=1)]  # fmt: skip
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
-    assert _read(tmp_path / "run", "x").seconds == 70.0
+    assert read_trained(tmp_path / "run", "x").seconds == 70.0
 
 
 def test_folders_of_one_name_are_told_apart(runs, tmp_path, monkeypatch):
@@ -160,25 +162,30 @@ def test_folders_of_one_name_are_told_apart(runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("folders", "subject"),
     [
-        ([], "nothing to show"),
-        (["nowhere"], "no such folder"),
-        (["file"], "a file, not a folder"),
-        (["empty"], "no config.json with a run in it"),
-        (["fresh"], "it has not taken a step"),
-        (["RUN", "RUN/../ar"], "the same folder"),
-        (["RUN", "--samples", "-1"], "fewer than none"),
-        (["RUN", "--samples", "0", "--out", "file/page.html"], "file"),
+        ([], "runs"),
+        (["nowhere"], "nowhere"),
+        (["file"], "file"),
+        (["empty"], "empty"),
+        (["fresh"], "fresh"),
+        (["RUN", "RUN/../ar"], "RUN/../ar"),
     ],
 )
-def test_what_cannot_be_reported_is_said_in_three_parts(runs, tmp_path, monkeypatch, capsys, words, found):
+def test_folders_without_a_run_or_named_twice_are_refused(runs, tmp_path, monkeypatch, folders, subject):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "fresh").mkdir()
     shutil.copy(runs / "ar" / "config.json", tmp_path / "fresh")
-    assert main(["report", *(word.replace("RUN", str(runs / "ar")) for word in words)]) == 2
-    said = capsys.readouterr().err
-    assert re.search(r"adlm: asked .*\n  found: .*\n  to do: ", said, re.DOTALL)
-    assert found in said
+    run = str(runs / "ar")
+    with raises(ConfigError, subject=subject.replace("RUN", run)):
+        compare_runs([Path(folder.replace("RUN", run)) for folder in folders], samples=0)
+
+
+def test_a_command_that_cannot_be_carried_out_exits_with_2_and_names_the_reason(runs, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    page = str(tmp_path / "file" / "page.html")
+    for words, named in ((["--samples", "-1"], "samples"), (["--samples", "0", "--out", page], page)):
+        assert main(["report", str(runs / "ar"), *words]) == 2
+        assert named in capsys.readouterr().err.replace("\n", "")

@@ -21,14 +21,14 @@ from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel
 from adlm_studies.code.benchmarks import (
     CodeProblem,
+    count_lossy,
     cut_at,
-    judged,
+    encode_problem,
     pass_at,
     read_problems,
     read_solutions,
+    run_tests,
     solution_nats,
-    spelled,
-    unreadable,
 )
 
 TOKENIZER = train_bpe(["def f(x):\n    return x + 1\n" * 3], 300)
@@ -63,8 +63,8 @@ def data(tmp_path):
 def test_some_reference_solutions_of_the_real_sets_pass_and_spoilt_ones_do_not(shared, name, folder, count):
     problems = read_problems(name, shared / "data" / folder)
     some = [*problems[:: len(problems) // count]][:count]
-    assert judged(some, [[problem.solution] for problem in some])(np.arange(count))[:, 0].tolist() == [1] * count
-    assert judged(some, [["    return object()\n"]] * 4)(np.arange(4))[:, 0].tolist() == [0] * 4
+    assert run_tests(some, [[problem.solution] for problem in some])(np.arange(count))[:, 0].tolist() == [1] * count
+    assert run_tests(some, [["    return object()\n"]] * 4)(np.arange(4))[:, 0].tolist() == [0] * 4
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_some_reference_solutions_of_the_real_sets_pass_and_spoilt_ones_do_not(s
 def test_all_reference_solutions_of_the_real_sets_pass(shared, name, folder, count):
     problems = read_problems(name, shared / "data" / folder)
     assert len(problems) == count
-    counts = judged(problems, [[problem.solution] for problem in problems])(np.arange(count))
+    counts = run_tests(problems, [[problem.solution] for problem in problems])(np.arange(count))
     assert [problems[i].name for i in np.flatnonzero(counts[:, 0] == 0)] == []
 
 
@@ -99,7 +99,7 @@ def test_every_token_of_a_solution_is_scored_once_in_order_on_rows_that_fit(prom
     text = "".join(chr(97 + i % 26) for i in range(prompt + solution))
     problem = CodeProblem("p", text[:prompt], text[prompt:], "")
     packing = Padded(length, begin=begin)
-    found = spelled(problem, TOKENIZER, packing)
+    found = encode_problem(problem, TOKENIZER, packing)
     written = [token for row in found.rows for token in row.ids[row.given :]]
     assert written == [*TOKENIZER.encode(problem.solution), TOKENIZER.roles.eos_id]
     assert all(len(row.ids) <= length for row in found.rows)
@@ -112,7 +112,7 @@ def test_windows_see_what_came_before_them():
     problem = CodeProblem("p", "", "abcdefghijklmnopqrstuvwxyz", "")
     ids = [*TOKENIZER.encode(problem.solution).tolist(), TOKENIZER.roles.eos_id]
     at = 0
-    for row in spelled(problem, TOKENIZER, Wrapped(8)).rows:
+    for row in encode_problem(problem, TOKENIZER, Wrapped(8)).rows:
         new = len(row.ids) - row.given
         assert row.ids == ids[at - row.given : at + new]
         at += new
@@ -123,7 +123,7 @@ def test_windows_see_what_came_before_them():
 def test_the_cost_left_to_right_is_that_of_the_chain_rule(packing):
     _, model = network(causal=True)
     problem = CodeProblem("p", "def f(x):\n", "    return x\n", "")
-    text = spelled(problem, TOKENIZER, packing)
+    text = encode_problem(problem, TOKENIZER, packing)
     nats = solution_nats(model, [text], packing, pad_id=TOKENIZER.roles.pad_id)(np.array([0]))[0, 0]
     (row,) = text.rows
     ids = row.ids + [TOKENIZER.roles.pad_id] * (64 - len(row.ids)) * packing.padding_counts
@@ -135,7 +135,9 @@ def test_the_cost_left_to_right_is_that_of_the_chain_rule(packing):
 def test_a_bound_does_not_depend_on_the_problems_beside_it():
     _, model = network()
     packing = Padded(24)
-    texts = [spelled(CodeProblem("p", "def " * i, f"return {i}" * (i + 1), ""), TOKENIZER, packing) for i in range(5)]
+    texts = [
+        encode_problem(CodeProblem("p", "def " * i, f"return {i}" * (i + 1), ""), TOKENIZER, packing) for i in range(5)
+    ]
     compute = solution_nats(model, texts, packing, pad_id=TOKENIZER.roles.pad_id, draws=3)
     alone = np.concatenate([compute(np.array([i])) for i in range(5)])
     assert np.allclose(compute(np.arange(5)), alone, rtol=1e-5)
@@ -145,7 +147,9 @@ def test_logits_that_are_not_finite_are_an_error():
     _, model = network()
     model.head.bias.data[:] = torch.nan
     packing = Padded(24)
-    compute = solution_nats(model, [spelled(CodeProblem("p", "a", "b", ""), TOKENIZER, packing)], packing, pad_id=0)
+    compute = solution_nats(
+        model, [encode_problem(CodeProblem("p", "a", "b", ""), TOKENIZER, packing)], packing, pad_id=0
+    )
     with pytest.raises(ModelError, match="no finite number"):
         compute(np.array([0]))
 
@@ -154,8 +158,8 @@ def test_a_tokenizer_that_cannot_spell_a_solution_is_noticed():
     from adlm.data.tokenizer import train_words
 
     problems = [CodeProblem("p", "", "the cat", ""), CodeProblem("q", "", "return x", "")]
-    assert unreadable(problems, train_words(["the cat"])) >= 1
-    assert unreadable(problems, TOKENIZER) == 0
+    assert count_lossy(problems, train_words(["the cat"])) >= 1
+    assert count_lossy(problems, TOKENIZER) == 0
 
 
 def test_answers_end_before_the_first_stop():

@@ -10,8 +10,8 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.train.plan import summary
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.anchoring import ARMS, MAIN, Anchoring
-from adlm_studies.experiments.study import StepOutcome, Study, carry_out, check
-from adlm_studies.experiments.training import Train
+from adlm_studies.experiments.study import StepOutcome, Study, check_steps, run_study
+from adlm_studies.experiments.training import TrainAndScore
 from adlm_studies.report.sections import Chart, Interval, Player, ReportTable, Texts
 
 
@@ -19,7 +19,7 @@ def runs_of(study, **labels):
     return {
         step.labels["model"]: step.work.run
         for step in study.steps()
-        if isinstance(step.work, Train) and all(step.labels[k] == v for k, v in labels.items())
+        if isinstance(step.work, TrainAndScore) and all(step.labels[k] == v for k, v in labels.items())
     }
 
 
@@ -69,7 +69,7 @@ def test_reading_once_is_all_that_a_control_changes():
 @pytest.mark.parametrize("scale", ["nano", "small", "paper"])
 def test_every_scale_has_its_steps_and_is_a_value(scale):
     study = Anchoring(scale=scale, seeds=2)
-    check(study.steps())
+    check_steps(study.steps())
     assert from_json(Study, to_json(study)) == study  # type: ignore[type-abstract]
     corpora = settings.corpora(scale)
     for corpus in corpora[1:]:
@@ -81,7 +81,7 @@ def test_the_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "STACK", StackConfig(width=16, heads=2))
     monkeypatch.setattr(settings, "TOKENS", 256)
     study = Anchoring(seeds=2, corpora=("stories",), arms=("AR", "MDLM, same cost", "ADLM"), training_steps=2, rows=8)
-    found = carry_out(study, tmp_path)
+    found = run_study(study, tmp_path)
     assert len(found) == 7
     report = study.report(found)
     (table,) = [section for section in report.sections if isinstance(section, ReportTable)]
@@ -92,7 +92,7 @@ def test_the_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     difference = table.rows[2][5]
     assert difference.value == pytest.approx(nats[2].value - nats[1].value)
     assert [type(section) for section in report.sections] == [ReportTable, Chart, Player, Texts]
-    assert carry_out(study, tmp_path) == found
+    assert run_study(study, tmp_path) == found
 
 
 def outcomes_of(nats):

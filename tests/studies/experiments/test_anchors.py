@@ -21,9 +21,18 @@ from adlm.train.folder import stored_run
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.anchors import AXES, Anchors, changes, correlation
-from adlm_studies.experiments.probing import AtRandom, Content, HighTfIdf, Rare, TrainAndProbe, TrainCounted, marked
-from adlm_studies.experiments.study import Place, StepOutcome, StudyStep, carry_out, check
+from adlm_studies.experiments.probing import (
+    ContentTokens,
+    HighTfIdf,
+    RandomTokens,
+    RareTokens,
+    TrainAndProbe,
+    TrainWithRuleFromData,
+    marked,
+)
+from adlm_studies.experiments.study import StepContext, StepOutcome, StudyStep, check_steps, run_study
 from adlm_studies.report.sections import Chart, ReportTable
+from tests.errors import raises
 
 ROWS = Padded(32, begin=False, crop=True, predict_padding=True)
 
@@ -39,21 +48,21 @@ def tiny_run(kind: str = "adlm", *, seed: int = 0, steps: int | None = None) -> 
 def tiny(monkeypatch):
     """Every run of the settings is a tiny one."""
     monkeypatch.setattr(
-        settings, "run_of", lambda scale, corpus, kind, *, seed=0, steps=None: tiny_run(kind, seed=seed, steps=steps)
+        settings, "study_run", lambda scale, corpus, kind, *, seed=0, steps=None: tiny_run(kind, seed=seed, steps=steps)
     )
 
 
 def test_every_setting_has_a_name_of_its_own_and_differs_from_the_recipe_in_one_thing():
     study = Anchors(seeds=2)
     steps = study.steps()
-    check(steps)
+    check_steps(steps)
     assert len(steps) == 2 * 24
     recipe = to_json(steps[0].work.run)
     for step in steps[1:24]:
-        work = step.work.train if isinstance(step.work, TrainCounted) else step.work
+        work = step.work.train if isinstance(step.work, TrainWithRuleFromData) else step.work
         run = to_json(work.run)
         parts = {name for name in run if run[name] != recipe[name]} - {"name"}
-        counted = isinstance(step.work, TrainCounted)
+        counted = isinstance(step.work, TrainWithRuleFromData)
         assert parts == (
             set() if counted else {"network" if step.labels["axis"] in ("depth", "hand-over") else "objective"}
         )
@@ -62,21 +71,21 @@ def test_every_setting_has_a_name_of_its_own_and_differs_from_the_recipe_in_one_
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize(("scale", "corpus"), [("nano", "kjv"), ("small", "wikitext2"), ("paper", "openwebtext")])
 def test_the_recipes_own_value_is_on_every_axis_once(axis, scale, corpus):
-    recipe = settings.run_of(scale, corpus, "adlm")
+    recipe = settings.study_run(scale, corpus, "adlm")
     values = changes(axis, recipe)
     assert sum(change == recipe for change in values.values()) == 1
     assert len(values) > 1
 
 
 def test_a_split_of_the_depth_keeps_the_depth():
-    recipe = settings.run_of("nano", "kjv", "adlm")
+    recipe = settings.study_run("nano", "kjv", "adlm")
     splits = changes("depth", recipe)
     assert list(splits) == ["1+3", "2+2", "3+1"]
     networks = [run.network for run in splits.values()]
     assert {network.anchor.layers + network.denoiser_layers for network in networks} == {4}
 
 
-def test_every_axis_gives_a_study_of_its_own_and_others_are_refused():
+def test_every_axis_gives_a_find_study_its_own_and_others_are_refused():
     assert [step.labels["value"] for step in Anchors(axes=("positions",), seeds=1).steps()] == ["recipe", "all"]
     assert with_changes(Anchors(), ['axes=["gamma"]']).axes == ("gamma",)
     with pytest.raises(UnknownName, match="change to anchors"):
@@ -93,17 +102,17 @@ def test_a_tiny_study_goes_from_text_to_report(tiny, tmp_path):
             return [step for step in super().steps() if step.labels["value"] in output_mask]
 
     some = Some(axes=("rule", "wrong"), seeds=1, training_steps=2, rows=8, probed=8)
-    found = carry_out(some, tmp_path)
+    found = run_study(some, tmp_path)
     assert [outcome.labels["value"] for outcome in found] == output_mask
     for outcome in found:
         anchors = outcome.result["anchors"]
         assert 0 <= anchors["anchor stage accuracy"]["mean"] <= 1
         assert anchors["anchor stage nats"]["mean"] > 0
-        assert 0 < anchors["share"] <= 1
+        assert 0 < anchors["fraction"] <= 1
     rule = stored_run(tmp_path / found[1].name)["objective"]["rule"]
     assert rule["kind"] == "RareInCorpus"
     described = (tmp_path / "steps" / f"{found[1].name}.json").read_text()
-    assert json.loads(described)["step"]["work"]["rule"] == to_json(Rare())
+    assert json.loads(described)["step"]["work"]["rule"] == to_json(RareTokens())
     assert str(tmp_path) not in described
     report = some.report(found)
     assert [type(section) for section in report.sections] == [ReportTable, ReportTable, Chart, Chart]
@@ -188,12 +197,13 @@ def test_rules_that_are_counted_mark_as_many_as_the_recipes(tmp_path):
     data = tiny_run().data.prepare(cache=tmp_path)
     recipe = RareInSequence(1)
     fraction = marked(recipe, data.train)
-    assert marked(AtRandom().make(data, recipe), data.train) == pytest.approx(fraction, abs=0.05)
+    assert marked(RandomTokens().make(data, recipe), data.train) == pytest.approx(fraction, abs=0.05)
     assert marked(HighTfIdf(0.5).make(data, recipe), data.train) == pytest.approx(0.5, abs=0.15)  # ties go together
-    assert marked(Rare(10).make(data, recipe), data.train) < 1
-    assert marked(Content().make(data, recipe), data.train) < marked(EveryToken(), data.train)
+    assert marked(RareTokens(10).make(data, recipe), data.train) < 1
+    assert marked(ContentTokens().make(data, recipe), data.train) < marked(EveryToken(), data.train)
 
 
 def test_a_run_without_anchors_cannot_be_probed(tmp_path):
-    with pytest.raises(ConfigError, match="CrossEntropy has none"):
-        TrainCounted(TrainAndProbe(tiny_run("ar")), Rare()).do(Place(tmp_path, "ar", tmp_path))
+    work = TrainWithRuleFromData(TrainAndProbe(tiny_run("ar")), RareTokens())
+    with raises(ConfigError, subject="objective"):
+        work.execute(StepContext(tmp_path, "ar", tmp_path))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from adlm_studies.experiments.anchoring import Anchoring
-from adlm_studies.experiments.study import carry_out, read_results, write_results
-from adlm_studies.experiments.training import Train
+from adlm_studies.experiments.study import read_results, run_study, write_results
+from adlm_studies.experiments.training import TrainAndScore
 
 SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "collect.py"
 STUDY = Anchoring(seeds=2, corpora=("kjv",), arms=("AR", "MDLM, same cost", "ADLM"))
@@ -19,25 +19,25 @@ STUDY = Anchoring(seeds=2, corpora=("kjv",), arms=("AR", "MDLM, same cost", "ADL
 def collected(tmp_path, monkeypatch):
     """Runs the script on results that a study could have found."""
 
-    def result(self, place):
+    def result(self, context):
         nats = {"AR": 1.0, "MDLM": 3.0, "ADLM": 2.0}[
-            "ADLM" if "-adlm" in place.name else "AR" if "-ar" in place.name else "MDLM"
+            "ADLM" if "-adlm" in context.name else "AR" if "-ar" in context.name else "MDLM"
         ]
         score = {"nats_per_token": {"mean": nats, "error": 0.1, "draws": 8}}
         curve = [[1, nats, 0.1], [2, nats, 0.1]]
         return {"scores": {"kjv": score}, "parameters": 1, "work": 1, "curve": curve, "texts": ["a", "b", *extra]}
 
     extra: list[str] = []
-    monkeypatch.setattr(Train, "do", result)
+    monkeypatch.setattr(TrainAndScore, "execute", result)
     monkeypatch.setattr(
-        "adlm_studies.experiments.samples.RecordSample.do", lambda self, place: {"player": {"frames": []}}
+        "adlm_studies.experiments.samples.RecordSample.execute", lambda self, context: {"player": {"frames": []}}
     )
     monkeypatch.setattr("adlm_studies.experiments.anchoring.texts_of", lambda outcomes: [])
 
     def run(*texts):
         extra[:] = texts
         root = tmp_path / "runs"
-        write_results(STUDY, root, carry_out(STUDY, root))
+        write_results(STUDY, root, run_study(STUDY, root))
         script = runpy.run_path(str(SCRIPT))
         out = tmp_path / "out"
         out.mkdir(exist_ok=True)

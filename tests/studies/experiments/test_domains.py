@@ -19,15 +19,15 @@ from adlm.text_model import load
 from adlm.train.plan import summary
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
-from adlm_studies.experiments.domains import MODELS, Domains, TrainInShared
-from adlm_studies.experiments.study import StepOutcome, carry_out, check
-from adlm_studies.experiments.training import Train
+from adlm_studies.experiments.domains import MODELS, Domains, TrainWithSharedTokenizer
+from adlm_studies.experiments.study import StepOutcome, check_steps, run_study
+from adlm_studies.experiments.training import TrainAndScore
 from adlm_studies.report.sections import Chart, Interval, ReportPage, ReportTable
 
 TWO = ("openwebtext", "arxiv")
 
 
-NANO = settings.nano
+NANO = settings.nano_run
 
 
 def hardly_validated(data: Corpus, kind: str) -> Run:
@@ -46,7 +46,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ADLM_DATA", str(tmp_path / "kept"))
     monkeypatch.setattr(settings, "STACK", StackConfig(width=32, heads=2, layers=1))
     monkeypatch.setattr(settings, "TOKENS", 256)
-    monkeypatch.setattr(settings, "nano", hardly_validated)
+    monkeypatch.setattr(settings, "nano_run", hardly_validated)
     return tmp_path / "kept"
 
 
@@ -56,7 +56,7 @@ def table(report: ReportPage, title: str) -> ReportTable:
 
 def outcomes(gains: dict[str, float], *, seeds: int = 3, left_out: tuple[str, ...] = ()) -> list[StepOutcome]:
     """Every byte a token; MDLM takes 2 bits at home and 3 away, AR less, and ADLM less by a domain's gain."""
-    shared = {"bytes_a_token": dict.fromkeys(gains, 1.0), "left_out": list(left_out)}
+    shared = {"bytes_per_token": dict.fromkeys(gains, 1.0), "left_out": list(left_out)}
     found = [StepOutcome("tokenizer", {}, shared)]
     for seed in range(seeds):
         for home in gains:
@@ -73,7 +73,7 @@ def outcomes(gains: dict[str, float], *, seeds: int = 3, left_out: tuple[str, ..
 
 def test_steps_have_names_of_their_own_and_come_after_what_they_need(kept: Path) -> None:
     steps = Domains(seeds=2, domains=TWO).steps()
-    check(steps)
+    check_steps(steps)
     assert len(steps) == 1 + 2 * 2 * len(MODELS)
 
 
@@ -81,14 +81,14 @@ def test_steps_have_names_of_their_own_and_come_after_what_they_need(kept: Path)
 def test_larger_scales_take_what_the_hub_has(scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ADLM_DATA", raising=False)
     steps = Domains(scale=scale, seeds=1, domains=("openwebtext", "pubmed")).steps()
-    check(steps)
+    check_steps(steps)
     assert {step.labels.get("corpus") for step in steps} == {None, "openwebtext", "pubmed"}
 
 
 def test_models_of_a_domain_cost_the_same(kept: Path) -> None:
     works = [step.work for step in Domains(seeds=1, domains=TWO).steps()[1:4]]
     # A left-to-right model takes the loss everywhere, which is a little more.
-    costs = [summary(work.run).work for work in works if isinstance(work, Train)]
+    costs = [summary(work.run).work for work in works if isinstance(work, TrainAndScore)]
     assert len(costs) == 3
     assert max(costs) / min(costs) < 1.25
 
@@ -125,7 +125,7 @@ def test_a_single_domain_is_refused(kept: Path) -> None:
 def test_a_small_study_gives_the_bits_per_byte_of_every_model_everywhere(kept: Path, tmp_path: Path) -> None:
     study = Domains(seeds=1, domains=TWO, training_steps=2, rows=8, draws=2)
     root = tmp_path / "study"
-    found = carry_out(study, root)
+    found = run_study(study, root)
     assert len(found) == len(study.steps()) == 7
     report = study.report(found)
     assert [section.title for section in report.sections if isinstance(section, ReportTable)] == [
@@ -140,7 +140,7 @@ def test_a_small_study_gives_the_bits_per_byte_of_every_model_everywhere(kept: P
         shown = table(report, f"{model}, trained on one and tested on all").rows[0][2]
         assert isinstance(shown, Interval)
         assert shown.value == pytest.approx(exact.value, rel=1e-5)
-    assert isinstance(study.steps()[1].work, TrainInShared)
+    assert isinstance(study.steps()[1].work, TrainWithSharedTokenizer)
 
 
 def test_away_from_home_is_measured_against_the_model_that_is_at_home_there() -> None:
@@ -152,11 +152,11 @@ def test_away_from_home_is_measured_against_the_model_that_is_at_home_there() ->
 
 def test_a_gain_on_code_is_called_different_only_where_seeds_agree() -> None:
     different = Domains().report(outcomes({"kjv": 0.0, "arxiv": 0.0, "pycode": 0.2}))
-    assert "on the other domains: a clear difference." in different.lead
+    assert "on the other domains: a significant difference." in different.lead
     worth = {row[0]: row for row in table(different, "What anchoring is worth").rows}
     assert worth["code"][3].value == pytest.approx(-0.199)
-    assert "no clear difference" in Domains().report(outcomes({"kjv": 0.1, "pycode": 0.1})).lead
-    assert "no clear difference" in Domains().report(outcomes({"kjv": 0.0, "pycode": 0.2}, seeds=1)).lead
+    assert "no significant difference" in Domains().report(outcomes({"kjv": 0.1, "pycode": 0.1})).lead
+    assert "no significant difference" in Domains().report(outcomes({"kjv": 0.0, "pycode": 0.2}, seeds=1)).lead
 
 
 def test_the_chart_has_a_point_for_every_pair_of_domains() -> None:

@@ -27,10 +27,10 @@ from adlm_studies.experiments import settings
 from adlm_studies.experiments.anchoring import Anchoring
 from adlm_studies.experiments.efficiency import Efficiency
 from adlm_studies.experiments.equal_quality import ADLM, AR, MDLM, needs, reached
-from adlm_studies.experiments.reference import ReferenceAnelbo, naive_ancestral, naive_left_to_right
-from adlm_studies.experiments.study import Place, StepOutcome, carry_out, check
+from adlm_studies.experiments.study import StepContext, StepOutcome, check_steps, run_study
 from adlm_studies.experiments.tensor_memory import peak_bytes
 from adlm_studies.experiments.timing import TimeTraining, text_work
+from adlm_studies.reference import ReferenceAnelbo, reference_ancestral, reference_left_to_right
 from adlm_studies.report.sections import Chart, ReportTable
 from tests.conftest import batch_of
 from tests.studies.experiments.test_anchors import tiny_run
@@ -82,7 +82,7 @@ def test_naive_sampling_writes_the_same_tokens(network, steps):
     model = moved(network.build(VOCABULARY)).eval()
     canvas = Canvas.continuing([[3, 1], [], [5]], 8, VOCABULARY.mask_id)
     shipped = Ancestral(steps=steps).sample(model, canvas, noise=NOISE)
-    naive = naive_ancestral(model, canvas, steps=steps, noise=NOISE)
+    naive = reference_ancestral(model, canvas, steps=steps, noise=NOISE)
     assert torch.equal(shipped.tokens, naive.tokens)
     assert shipped.row_calls <= naive.row_calls == 3 * steps
     assert naive.anchor_row_calls == (3 * steps if isinstance(network, TwoStageConfig) else 0)
@@ -93,7 +93,7 @@ def test_naive_writing_from_left_to_right_needs_no_cache_for_the_same_tokens():
     model = moved(OneStageConfig(replace(STACK, causal=True)).build(VOCABULARY)).eval()
     canvas = Canvas.blank(3, 8, VOCABULARY.mask_id)
     shipped = LeftToRight().sample(model, canvas, noise=NOISE)
-    naive = naive_left_to_right(model, canvas, noise=NOISE)
+    naive = reference_left_to_right(model, canvas, noise=NOISE)
     assert torch.equal(shipped.tokens, naive.tokens)
     assert (shipped.row_calls, naive.row_calls) == (24, 24)
 
@@ -124,9 +124,9 @@ def test_a_text_costs_one_pass_where_one_is_made():
     assert fresh - stale == 3 * 8 * (alone.token + alone.output_mask)
 
 
-def test_steps_have_names_of_their_own_and_are_those_of_the_study_of_anchoring():
+def test_steps_have_names_of_their_own_and_are_those_of_the_find_study_anchoring():
     steps = Efficiency(seeds=2).steps()
-    check(steps)
+    check_steps(steps)
     anchoring = {step.name: step for step in Anchoring(seeds=2, corpora=("kjv",)).steps()}
     assert len(steps) == 8
     for step in steps[:6]:
@@ -143,7 +143,7 @@ def test_the_naive_runs_differ_in_nothing_but_the_objective():
 def test_runs_of_different_data_are_not_timed_together(tmp_path):
     other = replace(tiny_run(), data=replace(tiny_run().data, source="stories:61"))
     with pytest.raises(ConfigError, match="different data"):
-        TimeTraining({"a": tiny_run(), "b": other}).do(Place(tmp_path, "time", tmp_path))
+        TimeTraining({"a": tiny_run(), "b": other}).execute(StepContext(tmp_path, "time", tmp_path))
 
 
 def test_a_tiny_study_goes_from_text_to_report(monkeypatch, tmp_path):
@@ -152,9 +152,9 @@ def test_a_tiny_study_goes_from_text_to_report(monkeypatch, tmp_path):
         data = replace(run.data, packing=replace(run.data.packing, length=16))
         return replace(run, data=data, train=replace(run.train, steps=4))
 
-    monkeypatch.setattr(settings, "run_of", tiny)
+    monkeypatch.setattr(settings, "study_run", tiny)
     study = Efficiency(seeds=1, rows=8, rounds=2, sampling_rounds=1, sampling_steps=(4,), texts=2)
-    found = carry_out(study, tmp_path)
+    found = run_study(study, tmp_path)
     training, sampling = found[-2].result, found[-1].result
     assert {name: len(each["seconds"]) for name, each in training["models"].items()} == dict.fromkeys(study._timed(), 2)
     fast, naive = training["models"]["ADLM"], training["models"]["ADLM, naive"]

@@ -12,11 +12,11 @@ from adlm.errors import ConfigError, UnknownName
 from adlm.models.stack import StackConfig
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
-from adlm_studies.experiments.generation import ORDERS, RULES, SAMPLERS, SHARED, Generation, Write
-from adlm_studies.experiments.study import StepOutcome, carry_out, check
+from adlm_studies.experiments.generation import ORDERS, RULES, SAMPLERS, SHARED, GenerateTexts, Generation
+from adlm_studies.experiments.study import StepOutcome, check_steps, run_study
 from adlm_studies.report.sections import Chart, ReportTable, Texts
 
-NANO = settings.nano
+NANO = settings.nano_run
 
 
 def hardly_validated(data: Corpus, kind: str) -> Run:
@@ -28,7 +28,7 @@ def hardly_validated(data: Corpus, kind: str) -> Run:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "STACK", StackConfig(width=32, heads=2, layers=1))
     monkeypatch.setattr(settings, "TOKENS", 256)
-    monkeypatch.setattr(settings, "nano", hardly_validated)
+    monkeypatch.setattr(settings, "nano_run", hardly_validated)
     monkeypatch.setitem(settings.NANO, "stories", replace(settings.NANO["stories"], source="stories:1000"))
 
 
@@ -38,7 +38,7 @@ def table(found: Any, title: str) -> ReportTable:
 
 def written(model: str, sampler: str, steps: int | None, seed: int, **figures: float | None) -> StepOutcome:
     named = {"corpus": "stories", "model": model, "sampler": sampler, "steps": steps, "seed": seed}
-    result = {"figures": {"calls": float(steps or 64), "tokens_a_second": 100.0, **figures}, "texts": [f"{model}."]}
+    result = {"figures": {"calls": float(steps or 64), "tokens_per_second": 100.0, **figures}, "texts": [f"{model}."]}
     return StepOutcome(f"texts/{model}/{sampler}/{steps}/{seed}", named, result)
 
 
@@ -49,7 +49,7 @@ def trained(model: str, seed: int, nats: float) -> StepOutcome:
 
 @pytest.mark.parametrize("scale", ["nano", "small", "paper"])
 def test_steps_have_names_of_their_own_and_come_after_what_they_need(scale: str) -> None:
-    check(Generation(scale=scale, seeds=2).steps())
+    check_steps(Generation(scale=scale, seeds=2).steps())
 
 
 def test_every_sampler_is_tried_and_mdlm_gets_the_shared_ones() -> None:
@@ -84,7 +84,7 @@ def test_wrong_settings_show_before_anything_is_trained() -> None:
 def test_a_named_judge_replaces_the_trained_one() -> None:
     steps = Generation(seeds=1, judge="smollm2").steps()
     assert "judge" not in {step.name for step in steps}
-    assert all(step.work.judge == "smollm2" for step in steps if isinstance(step.work, Write))
+    assert all(step.work.judge == "smollm2" for step in steps if isinstance(step.work, GenerateTexts))
 
 
 def test_a_small_study_is_carried_out_from_training_to_report(tmp_path: Path, tiny: None) -> None:
@@ -96,7 +96,7 @@ def test_a_small_study_is_carried_out_from_training_to_report(tmp_path: Path, ti
         training_steps=2,
         rows=8,
     )
-    found = carry_out(study, tmp_path)
+    found = run_study(study, tmp_path)
     assert len(found) == len(study.steps())
     texts = {outcome.name: outcome.result for outcome in found if "sampler" in outcome.labels}
     assert texts["texts/ADLM/ancestral/4/seed-0"]["figures"]["calls"] == pytest.approx(4)
@@ -136,8 +136,8 @@ def of_two_models(gaps: tuple[float, ...]) -> list[StepOutcome]:
 
 
 def test_an_advantage_is_claimed_only_where_seeds_agree() -> None:
-    clear = Generation().report(of_two_models((0.20, 0.21, 0.22)))
-    assert "ADLM writes better texts than MDLM: fraction of flawless stories 0.210 ± 0.025 more" in clear.lead
+    significant = Generation().report(of_two_models((0.20, 0.21, 0.22)))
+    assert "ADLM writes better texts than MDLM: fraction of flawless stories 0.210 ± 0.025 more" in significant.lead
     worse = Generation().report(of_two_models((-0.20, -0.21, -0.22)))
     assert "ADLM writes worse texts" in worse.lead
     for gaps in ((0.3, -0.2, 0.1), (0.2,)):  # seeds that disagree, or a single one

@@ -9,7 +9,7 @@ from adlm.errors import UnknownName
 from adlm.models.stack import StackConfig
 from adlm_studies.experiments import reasoning
 from adlm_studies.experiments.reasoning import METHODS, Budget, Lesson, Reasoning
-from adlm_studies.experiments.study import StepOutcome, Study, carry_out, check, read_results
+from adlm_studies.experiments.study import StepOutcome, Study, check_steps, read_results, run_study
 from adlm_studies.report.sections import Chart, ReportTable, Texts
 
 
@@ -23,7 +23,7 @@ def outcome(task, method, seed, right, tokens, base="ar"):
 def test_every_method_is_tried_on_every_task_with_every_seed():
     study = Reasoning(seeds=2, tasks=("graph", "arithmetic"), bases=("ar", "a2r", "adlm"))
     steps = study.steps()
-    check(steps)
+    check_steps(steps)
     assert from_json(Study, to_json(study)) == study  # type: ignore[type-abstract]
     first = [step.labels["method"] for step in steps if step.labels["base"] == "ar" and step.labels["seed"] == 1]
     assert first == ["lesson-1", *METHODS, "lesson-1", *METHODS]
@@ -68,12 +68,12 @@ def test_a_small_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     monkeypatch.setitem(reasoning._BUDGETS["nano"], "graph", Budget(600, 0.001, 16, 4, 0, (lesson,)))
     monkeypatch.setitem(reasoning._STACKS, "nano", StackConfig(width=16, heads=2, layers=2))
     study = Reasoning(seeds=1, tasks=("graph",), methods=("chain", "anchored"), bases=("ar", "adlm"))
-    found = carry_out(study, tmp_path)
+    found = run_study(study, tmp_path)
     assert [each.labels["method"] for each in found] == 2 * ["lesson-1", "chain", "anchored"]
     assert found[2].result["thoughts"] == 6
     assert all(len(each.result["right"]) == 4 for each in found if each.labels["method"] != "lesson-1")
     assert [type(section) for section in study.report(found).sections] == [ReportTable, Texts, Chart]
-    assert carry_out(study, tmp_path) == found
+    assert run_study(study, tmp_path) == found
 
 
 def test_models_are_asked_problems_of_other_sizes_too(tmp_path, monkeypatch):
@@ -82,7 +82,7 @@ def test_models_are_asked_problems_of_other_sizes_too(tmp_path, monkeypatch):
     monkeypatch.setitem(reasoning._BUDGETS["nano"], "prosqa", Budget(32, 0.001, 16, 4, 0, (lesson,), (6, 8)))
     monkeypatch.setitem(reasoning._STACKS, "nano", StackConfig(width=16, heads=2, layers=2))
     study = Reasoning(seeds=1, tasks=("prosqa",), methods=("anchored",), bases=("ar",))
-    *_, sized = found = carry_out(study, tmp_path)
+    *_, sized = found = run_study(study, tmp_path)
     assert sized.labels["by"] == "size"
     assert [len(right) for right in sized.result["right"].values()] == [200, 200]
     chart = next(section for section in study.report(found).sections if section.title == "prosqa: by size")

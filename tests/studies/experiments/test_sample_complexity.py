@@ -14,8 +14,8 @@ from adlm.models.costs import training_work
 from adlm.train.plan import known_vocabulary, summary
 from adlm_studies.experiments.counting import ANCHORED, ANY_ORDER, CHAIN, anchored_excess, chain_excess
 from adlm_studies.experiments.rows_needed import crossing, curves_of, lead, sections
-from adlm_studies.experiments.sample_complexity import SIZES, Learn, SampleComplexity
-from adlm_studies.experiments.study import SCALES, Place, StepOutcome, carry_out, check
+from adlm_studies.experiments.sample_complexity import SIZES, SampleComplexity, TrainOnProcess
+from adlm_studies.experiments.study import SCALES, StepContext, StepOutcome, check_steps, run_study
 from adlm_studies.report.sections import Chart, Interval, ReportTable
 
 PROCESS = AnchoredProcess(values=3, length=4, anchors=(1, 2), concentration=0.5, count=40)
@@ -95,8 +95,8 @@ def test_rows_needed_lie_where_the_line_of_logarithms_crosses_the_level():
 def test_steps_have_names_of_their_own_and_networks_the_same_rows(scale):
     study = SampleComplexity(scale=scale, seeds=2)
     steps, size = study.steps(), SIZES[scale]
-    check(steps)
-    networks = [step for step in steps if isinstance(step.work, Learn)]
+    check_steps(steps)
+    networks = [step for step in steps if isinstance(step.work, TrainOnProcess)]
     assert len(networks) == 2 * len(size.anchors) * len(size.counts) * len(size.arms)
     for step in networks:
         process = step.work.run.data
@@ -108,7 +108,7 @@ def test_steps_have_names_of_their_own_and_networks_the_same_rows(scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_all_models_of_a_scale_cost_nearly_the_same(scale):
     steps = SampleComplexity(scale=scale, seeds=1, anchors=(3,), counts=(512,)).steps()
-    runs = [step.work.run for step in steps if isinstance(step.work, Learn)]
+    runs = [step.work.run for step in steps if isinstance(step.work, TrainOnProcess)]
     options = {"length": SIZES[scale].length, "rows": 32, "scored": 1.0}
     works = [training_work(run.network, known_vocabulary(run.data), **options) for run in runs]
     assert max(works) / min(works) < 1.03
@@ -121,7 +121,7 @@ def tiny(tmp_path_factory):
     sizes = {"anchors": (1,), "counts": (8, 64), "tables": (4, 16, 64), "training_steps": 4}
     study = SampleComplexity(seeds=1, arms=("ADLM",), **sizes)
     root = tmp_path_factory.mktemp("study")
-    return study, carry_out(study, root), root
+    return study, run_study(study, root), root
 
 
 def test_a_tiny_study_runs_to_its_end_and_leaves_no_models(tiny):
@@ -131,7 +131,7 @@ def test_a_tiny_study_runs_to_its_end_and_leaves_no_models(tiny):
         assert outcome.result["entropy"] > 0
         assert outcome.result["dependence"] > 0
     assert not [path for path in (root / "models").rglob("*") if path.is_file()]
-    assert carry_out(study, root) == outcomes
+    assert run_study(study, root) == outcomes
 
 
 def test_the_report_has_a_chart_for_each_size_and_the_rows_needed(tiny):
@@ -197,7 +197,7 @@ def test_the_lead_claims_no_difference_where_seeds_disagree():
 
 
 def test_other_data_is_refused(tmp_path):
-    (step, *_) = [step for step in SampleComplexity(seeds=1).steps() if isinstance(step.work, Learn)]
-    work = Learn(replace(step.work.run, data=Synthetic()))
+    (step, *_) = [step for step in SampleComplexity(seeds=1).steps() if isinstance(step.work, TrainOnProcess)]
+    work = TrainOnProcess(replace(step.work.run, data=Synthetic()))
     with pytest.raises(ConfigError, match="use an AnchoredProcess"):
-        work.do(Place(tmp_path, "x", tmp_path))
+        work.execute(StepContext(tmp_path, "x", tmp_path))

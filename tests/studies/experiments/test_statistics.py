@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adlm_studies.experiments.statistics import exponential, over_runs, paired, student
+from adlm_studies.experiments.statistics import exponential, over_runs, paired, student_t
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
 
@@ -15,13 +15,13 @@ VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
     [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (500, 1.9647)],
 )
 def test_students_points_are_those_of_the_tables(freedom, point):
-    assert student(freedom) == pytest.approx(point, abs=2e-4)
+    assert student_t(freedom) == pytest.approx(point, abs=2e-4)
 
 
 @given(VALUES)
 def test_an_interval_is_the_textbooks(values):
     found = over_runs(values)
-    half = student(len(values) - 1) * plain.stdev(values) / math.sqrt(len(values))
+    half = student_t(len(values) - 1) * plain.stdev(values) / math.sqrt(len(values))
     assert found.value == pytest.approx(plain.fmean(values), abs=1e-9)
     assert (found.high - found.low) / 2 == pytest.approx(half, rel=1e-6, abs=1e-9)
     assert found.runs == len(values)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from adlm.errors import ConfigError
 from adlm_studies.reasoning.answers import (
     Accuracy,
-    Paired,
+    PairedOutcomes,
     accuracy,
     last_sentence,
     marks,
@@ -18,7 +18,7 @@ from adlm_studies.reasoning.answers import (
     truth_in,
 )
 from adlm_studies.reasoning.problem import Problem
-from adlm_studies.reasoning.tasks import task_of
+from adlm_studies.reasoning.tasks import make_task
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_any_number_is_read_back_with_and_without_commas(value, commas, around):
 @settings(deadline=None)
 @given(st.text())
 def test_no_writing_makes_the_readers_fail(text):
-    for task in map(task_of, ("gsm8k", "prosqa", "prontoqa", "arithmetic", "graph")):
-        found = task.answer_of(text)
-        assert task.agrees(found, Problem("?", (), "18", ())) in (True, False)
+    for task in map(make_task, ("gsm8k", "prosqa", "prontoqa", "arithmetic", "graph")):
+        found = task.parse_answer(text)
+        assert task.is_correct(found, Problem("?", (), "18", ())) in (True, False)
 
 
 def test_numbers_are_compared_as_decimals_and_not_as_text_or_floats():
@@ -104,11 +104,11 @@ def test_the_ends_of_wilsons_interval_solve_its_equation(counts):
 
 
 def test_mcnemars_test_is_the_exact_binomial_one():
-    assert Paired(50, 0, 5, 45).p == pytest.approx(2 / 32)
-    assert Paired(50, 9, 1, 40).p == pytest.approx(2 * 11 / 1024)
-    assert Paired(50, 3, 3, 40).p == 1
-    assert Paired(10, 0, 0, 10).p == 1
-    assert Paired(0, 900, 700, 0).p < 1e-5
+    assert PairedOutcomes(50, 0, 5, 45).p == pytest.approx(2 / 32)
+    assert PairedOutcomes(50, 9, 1, 40).p == pytest.approx(2 * 11 / 1024)
+    assert PairedOutcomes(50, 3, 3, 40).p == 1
+    assert PairedOutcomes(10, 0, 0, 10).p == 1
+    assert PairedOutcomes(0, 900, 700, 0).p < 1e-5
 
 
 @settings(deadline=None)
@@ -133,7 +133,7 @@ def test_the_interval_of_a_difference_covers_it_about_as_often_as_it_says():
             weight *= (
                 probabilities[1] ** first * probabilities[2] ** second * (probabilities[0] + probabilities[3]) ** rest
             )
-            low, high = Paired(rest, first, second, 0).interval
+            low, high = PairedOutcomes(rest, first, second, 0).interval
             total += weight
             covered += weight * (low <= probabilities[1] - probabilities[2] <= high)
     assert total == pytest.approx(1)
@@ -142,11 +142,11 @@ def test_the_interval_of_a_difference_covers_it_about_as_often_as_it_says():
 
 def test_marks_are_given_by_the_task():
     problems = [Problem("?", (), "18", ()), Problem("?", (), "5", ())]
-    assert marks(task_of("gsm8k"), ["<<9*2=18>> #### 18.0", "six"], problems) == [True, False]
+    assert marks(make_task("gsm8k"), ["<<9*2=18>> #### 18.0", "six"], problems) == [True, False]
 
 
 def test_unequal_numbers_of_answers_are_refused():
     with pytest.raises(ConfigError, match="1 texts and 0 problems"):
-        marks(task_of("gsm8k"), ["18"], [])
+        marks(make_task("gsm8k"), ["18"], [])
     with pytest.raises(ConfigError, match="to do"):
         paired([True], [])

@@ -16,12 +16,18 @@ from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Temperature
 from adlm.types import Features
-from adlm_studies.reasoning.decode import Written, judged, write
-from adlm_studies.reasoning.diffusion import AnchorsFirst, Diffused, between, denoise, surest
+from adlm_studies.reasoning.data import ReasoningData, task_tokenizer
+from adlm_studies.reasoning.decode import WrittenAnswer, answer_left_to_right, grade_answers
+from adlm_studies.reasoning.diffusion import (
+    AnchorsFirst,
+    DiffusionReasoningData,
+    answer_by_denoising,
+    between,
+    most_confident_first,
+)
 from adlm_studies.reasoning.methods import Anchored, Chain
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.rows import Reasoned, tokenizer_of
-from adlm_studies.reasoning.vocabulary import mark_id
+from adlm_studies.reasoning.vocabulary import special_token_id
 
 PROBLEMS = (
     Problem("One and one?", ("<<1+1=2>>",), "2", ("1", "1", "2")),
@@ -40,15 +46,15 @@ class Sums(Task):
     def origin(self, split: str) -> str:
         return "a test"
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return text.partition("####")[2].strip() or None
 
 
-TOKENIZER = tokenizer_of(Sums(), "words")
+TOKENIZER = task_tokenizer(Sums(), "words")
 VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
 STACK = StackConfig(width=16, heads=2, layers=2, causal=True, convolution=3)
 END = TOKENIZER.roles.eos_id
-TABLE = Reasoned(Sums(), Anchored(2), 2).table("test", TOKENIZER)
+TABLE = ReasoningData(Sums(), Anchored(2), 2).table("test", TOKENIZER)
 
 
 def network(*, causal=True, end=0.0):
@@ -78,50 +84,56 @@ def one_by_one(model, row, limit):
 @torch.no_grad()
 def test_many_problems_at_once_get_what_each_gets_alone_token_by_token():
     model = network()
-    found = write(model, TABLE, TOKENIZER, fed=True, limit=12, batch=2)
+    found = answer_left_to_right(model, TABLE, TOKENIZER, fed=True, limit=12, batch=2)
     for row, each in enumerate(found):
         tokens, thoughts = one_by_one(model, row, 12)
         assert (each.text, each.tokens, each.ended) == (TOKENIZER.decode(tokens), len(tokens), END in tokens)
-        for guesses, p in zip(each.thoughts, thoughts, strict=True):
+        for likeliest, p in zip(each.thoughts, thoughts, strict=True):
             best = p.topk(3)
-            assert [guess.token for guess in guesses] == [TOKENIZER.token(i) for i in best.indices.tolist()]
-            assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist(), abs=1e-4)
+            assert [each.token for each in likeliest] == [TOKENIZER.token(i) for i in best.indices.tolist()]
+            assert [each.probability for each in likeliest] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_a_row_ends_at_the_end_token_and_others_go_on():
-    assert [each[1:3] for each in write(network(end=50.0), TABLE, TOKENIZER, fed=True, limit=9)] == [(1, True)] * 3
-    assert [each[1:3] for each in write(network(end=-50.0), TABLE, TOKENIZER, fed=True, limit=9)] == [(9, False)] * 3
+    assert [each[1:3] for each in answer_left_to_right(network(end=50.0), TABLE, TOKENIZER, fed=True, limit=9)] == [
+        (1, True)
+    ] * 3
+    assert [each[1:3] for each in answer_left_to_right(network(end=-50.0), TABLE, TOKENIZER, fed=True, limit=9)] == [
+        (9, False)
+    ] * 3
     lengths = {
-        each.tokens for end in (1.0, 2.0, 3.0) for each in write(network(end=end), TABLE, TOKENIZER, fed=True, limit=9)
+        each.tokens
+        for end in (1.0, 2.0, 3.0)
+        for each in answer_left_to_right(network(end=end), TABLE, TOKENIZER, fed=True, limit=9)
     }
     assert len(lengths) > 1
 
 
 def test_methods_without_thoughts_write_from_the_question_alone():
-    table = Reasoned(Sums(), Chain()).table("test", TOKENIZER)
-    found = write(network(), table, TOKENIZER, fed=False, limit=5)
+    table = ReasoningData(Sums(), Chain()).table("test", TOKENIZER)
+    found = answer_left_to_right(network(), table, TOKENIZER, fed=False, limit=5)
     assert [(each.tokens, each.thoughts) for each in found] == [(5, ())] * 3
 
 
 def test_what_cannot_be_decoded_is_refused():
     with pytest.raises(ConfigError, match="sees both sides"):
-        write(network(causal=False), TABLE, TOKENIZER, fed=True, limit=5)
+        answer_left_to_right(network(causal=False), TABLE, TOKENIZER, fed=True, limit=5)
     with pytest.raises(ConfigError, match="limit=0"):
-        write(network(), TABLE, TOKENIZER, fed=True, limit=0)
+        answer_left_to_right(network(), TABLE, TOKENIZER, fed=True, limit=0)
 
 
 def test_answers_are_judged_by_the_task():
-    texts = [Written("so\n#### 2", 3, True), Written("#### 8", 2, True), Written("no idea", 2, False)]
-    found = judged(Sums(), PROBLEMS, [0, 1, 2], texts)
+    texts = [WrittenAnswer("so\n#### 2", 3, True), WrittenAnswer("#### 8", 2, True), WrittenAnswer("no idea", 2, False)]
+    found = grade_answers(Sums(), PROBLEMS, [0, 1, 2], texts)
     assert [(each.found, each.right) for each in found] == [("2", True), ("8", False), (None, False)]
-    (second,) = judged(Sums(), PROBLEMS, [1], [Written("#### 9", 2, True)])
+    (second,) = grade_answers(Sums(), PROBLEMS, [1], [WrittenAnswer("#### 9", 2, True)])
     assert second.right
     assert second.problem is PROBLEMS[1]
 
 
-DIFFUSED = Diffused(Sums(), most=3, room=24)
+DIFFUSED = DiffusionReasoningData(Sums(), most=3, room=24)
 ROWS = DIFFUSED.table("test", TOKENIZER)
-BEGIN, PLACE, CLOSE = (mark_id(TOKENIZER, mark) for mark in ("<boa>", "<ant>", "<eoa>"))
+BEGIN, PLACE, CLOSE = (special_token_id(TOKENIZER, mark) for mark in ("<boa>", "<ant>", "<eoa>"))
 
 
 class Oracle(LanguageModel):
@@ -162,10 +174,10 @@ def test_rows_for_diffusion_have_anchors_in_their_positions_and_padding_to_write
     assert (batch.tokens.shape[1] - positions.stop - 1, batch.targets) == (24, None)
 
 
-@pytest.mark.parametrize("sampler", [None, surest()], ids=["anchors first", "plain"])
+@pytest.mark.parametrize("sampler", [None, most_confident_first()], ids=["anchors first", "plain"])
 def test_a_model_that_knows_all_answers_writes_them(sampler):
-    found = denoise(Oracle(), ROWS, TOKENIZER, sampler=sampler, batch=2)
-    assert all(each.right for each in judged(Sums(), PROBLEMS, ROWS.numbers, found))
+    found = answer_by_denoising(Oracle(), ROWS, TOKENIZER, sampler=sampler, batch=2)
+    assert all(each.right for each in grade_answers(Sums(), PROBLEMS, ROWS.numbers, found))
     assert [each.text for each in found] == [
         layout.trace + layout.answer for layout in (Chain().layout(problem, 0) for problem in PROBLEMS)
     ]
@@ -179,7 +191,7 @@ def test_anchors_are_written_before_anything_else_and_what_is_given_stays():
     scored[:, : begin + 1], scored[:, begin + 4] = False, False
     canvas = Canvas(blank.masked_fill(scored, VOCABULARY.mask_id), ~scored, torch.zeros(1, dtype=torch.long))
     order = []
-    sampler = AnchorsFirst(begin=BEGIN, end=CLOSE)
+    sampler = AnchorsFirst(begin_id=BEGIN, end_id=CLOSE)
     sampled = sampler.sample(
         Oracle(), canvas, noise=Noise(0), watch=lambda view: order.append(int(view.fresh.nonzero()[0, 1]))
     )
@@ -191,13 +203,13 @@ def test_anchors_are_written_before_anything_else_and_what_is_given_stays():
 
 def test_diffusion_settings_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match="fewer than 0"):
-        Diffused(Sums(), most=-1)
+        DiffusionReasoningData(Sums(), most=-1)
     with pytest.raises(DataError, match="needs"):
-        Diffused(Sums(), room=4).table("test", TOKENIZER)
+        DiffusionReasoningData(Sums(), room=4).table("test", TOKENIZER)
     with pytest.raises(ConfigError, match="inner sampler has its own"):
         AnchorsFirst(filters=(Temperature(0.5),))
     with pytest.raises(ConfigError, match="left-to-right"):
-        denoise(network(), ROWS, TOKENIZER)
+        answer_by_denoising(network(), ROWS, TOKENIZER)
 
 
 def test_problems_that_do_not_fit_are_left_out_of_training_and_cut_for_answering():

@@ -149,7 +149,7 @@ def test_the_published_files_are_read_whole_and_their_traces_give_their_answers(
             problems = task.problems(split)
             assert len(problems) == size
             assert all(
-                task.agrees(task.answer_of(f"{problem.question}\n#### {problem.answer}"), problem)
+                task.is_correct(task.parse_answer(f"{problem.question}\n#### {problem.answer}"), problem)
                 for problem in problems
             )
             assert sum(not problem.important for problem in problems) < size / 70

@@ -12,11 +12,11 @@ from adlm_studies.reasoning.methods import (
     Chain,
     Coconut,
     Implicit,
-    Method,
     NoChain,
     Pause,
+    ReasoningMethod,
     as_written,
-    method_named,
+    find_method,
 )
 from adlm_studies.reasoning.problem import Problem
 
@@ -103,10 +103,10 @@ def test_methods_without_a_single_place_are_refused(make):
 
 def test_an_unknown_method_is_answered_with_the_nearest():
     with pytest.raises(UnknownName, match="did you mean 'anchored'"):
-        method_named("anchord")
-    assert {method_named(name) for name in METHODS} == {type(method) for method in ALL}
+        find_method("anchord")
+    assert {find_method(name) for name in METHODS} == {type(method) for method in ALL}
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
 def test_a_method_comes_back_from_json(method):
-    assert from_json(Method, to_json(method)) == method
+    assert from_json(ReasoningMethod, to_json(method)) == method

@@ -16,7 +16,7 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.randomness import Noise
 from adlm.types import Batch
-from adlm_studies.reasoning.objective import ThoughtCrossEntropy, first_thought
+from adlm_studies.reasoning.objective import ThoughtCrossEntropy, first_thought_column
 
 V = 11
 STACK = StackConfig(width=16, heads=2, layers=2, causal=True, convolution=3)
@@ -64,7 +64,7 @@ def test_the_reported_figure_does_not_move_with_the_anchor_weight_and_the_loss_d
     batch = rows()
     found = terms(ThoughtCrossEntropy(2, weight), batch)
     assert torch.allclose(found.nll_sum, terms(ThoughtCrossEntropy(2, 0.0), batch).nll_sum)
-    final = AR.fed_features(batch.tokens, first_thought(batch, 2), 2, segments=batch.segments).final
+    final = AR.fed_features(batch.tokens, first_thought_column(batch, 2), 2, segments=batch.segments).final
     told = batch.targets >= 0
     cost = F.cross_entropy(AR.logits(final[told]), batch.targets[told], reduction="sum")
     assert torch.allclose(found.loss_sum - found.nll_sum, weight * cost, rtol=1e-4, atol=1e-4)
@@ -106,7 +106,7 @@ def test_the_first_stage_of_two_has_a_term_of_its_own_that_grows_with_progress_a
         assert torch.equal(with_it.nll_sum, without.nll_sum)
         return with_it.loss_sum - without.loss_sum
 
-    anchor = model.fed_features(batch.tokens, first_thought(batch, 2), 2, segments=batch.segments).anchor
+    anchor = model.fed_features(batch.tokens, first_thought_column(batch, 2), 2, segments=batch.segments).anchor
     chosen = anchored.rule.mark(batch) & batch.scored
     cost = F.cross_entropy(model.anchor_logits(anchor[chosen]), batch.tokens[chosen], reduction="sum")
     assert torch.allclose(extra(1.0), 0.1 * cost, rtol=1e-3)
@@ -137,9 +137,9 @@ def test_rows_whose_thoughts_are_not_aligned_are_refused():
     with pytest.raises(DataError, match="ends at other columns"):
         terms(ThoughtCrossEntropy(2), moved)
     with pytest.raises(DataError, match="nothing of them is given"):
-        first_thought(replace(batch, frozen=None), 2)
+        first_thought_column(replace(batch, frozen=None), 2)
     with pytest.raises(DataError, match="or is shorter"):
-        first_thought(batch, 8)
+        first_thought_column(batch, 8)
 
 
 @pytest.mark.parametrize("wrong", [{"fed": -1}, {"anchor_weight": -0.1}, {"anchor_weight": float("nan")}], ids=str)

@@ -102,17 +102,17 @@ def test_lengths_and_positions_of_answers_are_balanced_among_letters():
 
 def test_answers_are_read_from_what_a_model_writes():
     task = LetterGraph()
-    assert task.answer_of("a>c c>e e") == "e"
-    assert task.answer_of("a>c c>e") == "e"
-    assert task.answer_of("a>c c>e\n#### e") == "e"
-    assert task.answer_of("a>c c>e\n#### ") is None  # steps are no answer once one was begun
-    assert task.answer_of("The end") is None
+    assert task.parse_answer("a>c c>e e") == "e"
+    assert task.parse_answer("a>c c>e") == "e"
+    assert task.parse_answer("a>c c>e\n#### e") == "e"
+    assert task.parse_answer("a>c c>e\n#### ") is None  # steps are no answer once one was begun
+    assert task.parse_answer("The end") is None
     problem = task.problem("test", 0)
-    assert task.agrees(task.answer_of(" ".join([*problem.steps, problem.answer])), problem)
+    assert task.is_correct(task.parse_answer(" ".join([*problem.steps, problem.answer])), problem)
     arithmetic = Arithmetic()
     problem = arithmetic.problem("test", 0)
-    assert arithmetic.agrees(arithmetic.answer_of(" ".join(problem.steps)), problem)
-    assert not arithmetic.agrees(arithmetic.answer_of(problem.answer + "1"), problem)
+    assert arithmetic.is_correct(arithmetic.parse_answer(" ".join(problem.steps)), problem)
+    assert not arithmetic.is_correct(arithmetic.parse_answer(problem.answer + "1"), problem)
 
 
 def test_settings_that_mean_nothing_are_refused():

@@ -22,7 +22,7 @@ from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.train.init import Finetune, Pretrained, RandomInit
 from adlm.train.run import Run
 from adlm.train.trainer import Callbacks
-from adlm_studies.reasoning.diffusion import Diffused
+from adlm_studies.reasoning.diffusion import DiffusionReasoningData
 from adlm_studies.reasoning.methods import METHODS, Anchored, Chain, Coconut
 from adlm_studies.reasoning.objective import ThoughtCrossEntropy
 from adlm_studies.reasoning.problem import Problem, Task
@@ -30,14 +30,14 @@ from adlm_studies.reasoning.stages import (
     PUBLISHED,
     Curriculum,
     Epochs,
-    base_of,
+    curriculum_stages,
     diffusion_stage,
     method_for,
-    stages_of,
+    starting_model,
     train_in_stages,
 )
 from adlm_studies.reasoning.tasks import TASKS
-from adlm_studies.reasoning.vocabulary import WithMarks
+from adlm_studies.reasoning.vocabulary import FinetuneWithNewTokens
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Doubles(Task):
     def origin(self, split: str) -> str:
         return "a test"
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return text.partition("####")[2].strip() or None
 
 
 NETWORK = OneStageConfig(StackConfig(width=8, heads=2, layers=1, causal=True))
-CURRICULUM = Curriculum(Doubles(), Anchored(1), NETWORK, Epochs(1, 1, 3), rows=4, scale=0.5)
+CURRICULUM = Curriculum(Doubles(), Anchored(1), NETWORK, Epochs(1, 1, 3), batch_size=4, scale=0.5)
 
 
 def test_published_epochs_are_those_of_the_paper():
@@ -84,7 +84,7 @@ def test_epochs_add_up_unless_stages_alone_take_longer(first, each, total, stage
 
 def test_each_stage_starts_from_the_model_of_the_one_before(tmp_path):
     curriculum = replace(CURRICULUM, method=Coconut(1, 2))
-    first, second, third = stages_of(curriculum, tmp_path)
+    first, second, third = curriculum_stages(curriculum, tmp_path)
     assert [stage.folder for stage in (first, second, third)] == [
         tmp_path / "stages" / "0", tmp_path / "stages" / "1", tmp_path,
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_each_stage_starts_from_the_model_of_the_one_before(tmp_path):
     for stage in (first, second, third):
         table = stage.run.data.prepare().train
         assert stage.run.train.rows(table.length) == 4
-    best = stages_of(replace(curriculum, best=True), tmp_path)
+    best = curriculum_stages(replace(curriculum, best=True), tmp_path)
     assert best[1].run.init == Finetune(str(first.folder / "best"))
     assert best[1].run.validation.every == 2
 
@@ -112,27 +112,27 @@ class Attending:
 
 
 def test_stages_that_are_done_are_not_trained_again(tmp_path):
-    stages = stages_of(CURRICULUM, tmp_path)
+    stages = curriculum_stages(CURRICULUM, tmp_path)
     seen = Attending()
-    assert train_in_stages(stages, device="cpu", around=seen, curves=False) == tmp_path
+    assert train_in_stages(stages, device="cpu", callbacks=seen, curves=False) == tmp_path
     assert seen.trained == [(0, 2), (1, 2)]
     _, config, tokenizer = load_model(tmp_path)
     assert from_json(Run, config.run) == stages[-1].run
     assert tokenizer.backend.token_to_id("<ant>") is not None
     again = Attending()
-    train_in_stages(stages_of(CURRICULUM, tmp_path), device="cpu", around=again, curves=False)
+    train_in_stages(curriculum_stages(CURRICULUM, tmp_path), device="cpu", callbacks=again, curves=False)
     assert again.trained == []
-    other = stages_of(replace(CURRICULUM, anchor_weight=0.5), tmp_path)
+    other = curriculum_stages(replace(CURRICULUM, anchor_weight=0.5), tmp_path)
     assert not any(stage.finished for stage in other)
     with pytest.raises(ConfigError, match="another run is in it"):
-        train_in_stages(other, device="cpu", around=again, curves=False)
+        train_in_stages(other, device="cpu", callbacks=again, curves=False)
     with pytest.raises(ConfigError, match="there are none"):
         train_in_stages([])
 
 
 def test_a_diffusion_model_has_one_run_as_long_as_all_stages_with_room_for_the_longest_trace(tmp_path):
     stage = diffusion_stage(replace(CURRICULUM, method=Anchored(2)), tmp_path, Nelbo())
-    assert isinstance(stage.run.data, Diffused)
+    assert isinstance(stage.run.data, DiffusionReasoningData)
     assert (stage.run.data.most, stage.run.train.steps, stage.folder) == (2, 3, tmp_path)
     train = stage.run.data.prepare().train
     assert len(train) == 8
@@ -144,14 +144,14 @@ def test_a_diffusion_model_has_one_run_as_long_as_all_stages_with_room_for_the_l
 
 
 def test_kinds_by_name_are_fresh_and_see_what_their_kind_sees():
-    ar, adlm = base_of("ar"), base_of("adlm")
+    ar, adlm = starting_model("ar"), starting_model("adlm")
     assert (ar.network.stack.causal, ar.objective, ar.init, ar.tokenizer) == (True, None, RandomInit(), "words")
     assert (adlm.network.anchor.causal, type(adlm.objective)) == (False, Anelbo)
-    assert base_of("a2r").network.anchor.causal
+    assert starting_model("a2r").network.anchor.causal
     with pytest.raises(UnknownName, match="'adlm'"):
-        base_of("aldm")
+        starting_model("aldm")
     with pytest.raises(UnknownName, match="'nano'"):
-        base_of("ar", "nanno")
+        starting_model("ar", "nanno")
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["left to right", "masked"])
@@ -162,12 +162,14 @@ def test_a_model_of_this_package_to_begin_with_keeps_its_network_and_tokenizer(t
     torch.manual_seed(0)
     save_model(tmp_path / "old", config.build(), config, tokenizer)
     name = str(tmp_path / "old")
-    base = base_of(name)
-    assert (base.network, base.init, base.tokenizer) == (network, WithMarks(name), name)
+    base = starting_model(name)
+    assert (base.network, base.init, base.tokenizer) == (network, FinetuneWithNewTokens(name), name)
     assert (base.objective is None) == causal
     if causal:
         curriculum = replace(CURRICULUM, init=base.init, tokenizer=name, method=Chain(), scale=0.1)
-        out = train_in_stages(stages_of(curriculum, tmp_path / "new"), device="cpu", around=Attending(), curves=False)
+        out = train_in_stages(
+            curriculum_stages(curriculum, tmp_path / "new"), device="cpu", callbacks=Attending(), curves=False
+        )
         assert load_model(out)[2].backend.token_to_id("<ant>") == tokenizer.vocab_size + 1
 
 
@@ -175,14 +177,14 @@ def test_a_tokenizer_that_knows_little_of_the_task_is_refused(tmp_path):
     tokenizer = train_words(["something else"])
     config = ModelConfig(NETWORK, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), Wrapped(8))
     save_model(tmp_path, config.build(), config, tokenizer)
-    base = base_of(str(tmp_path))
+    base = starting_model(str(tmp_path))
     with pytest.raises(DataError, match="words that the tokenizer has not"):
-        stages_of(replace(CURRICULUM, init=base.init, tokenizer=base.tokenizer), tmp_path / "new")
+        curriculum_stages(replace(CURRICULUM, init=base.init, tokenizer=base.tokenizer), tmp_path / "new")
 
 
 def test_settings_of_diffusion_models_are_used_or_refused(tmp_path):
-    objective = base_of("adlm").objective
-    curriculum = replace(CURRICULUM, network=base_of("adlm").network)
+    objective = starting_model("adlm").objective
+    curriculum = replace(CURRICULUM, network=starting_model("adlm").network)
     stage = diffusion_stage(replace(curriculum, gamma=0.3, rule=Given()), tmp_path, objective)
     assert (stage.run.objective.gamma, stage.run.objective.rule) == (0.3, Given())
     assert diffusion_stage(curriculum, tmp_path, objective).run.objective == objective
@@ -197,19 +199,19 @@ def test_a_scale_that_is_none_is_refused(scale):
 
 
 def test_the_model_in_the_box_can_be_begun_with():
-    base = base_of("box")
+    base = starting_model("box")
     assert base.objective is not None
     assert (Path(base.tokenizer) / "tokenizer.json").is_file()
 
 
 def test_a_model_of_transformers_to_begin_with_is_known_by_its_config(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}')
-    base = base_of(str(tmp_path))
+    base = starting_model(str(tmp_path))
     assert isinstance(base.network, TransformersCausalConfig)
     assert (base.init, base.tokenizer, base.objective) == (Pretrained(str(tmp_path)), str(tmp_path), None)
     (tmp_path / "config.json").write_text("nonsense")
     with pytest.raises(ModelError, match="not JSON"):
-        base_of(str(tmp_path))
+        starting_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("wrong", [{"scale": 0.0}, {"rows": 0}, {"scale": float("nan")}], ids=str)

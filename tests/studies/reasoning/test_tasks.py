@@ -3,31 +3,31 @@ import pytest
 from adlm.config import from_json, to_json
 from adlm.errors import ConfigError, UnknownName
 from adlm_studies.reasoning.problem import Task
-from adlm_studies.reasoning.tasks import TASKS, task_of
+from adlm_studies.reasoning.tasks import TASKS, make_task
 
 
 def test_every_task_has_its_name_and_is_a_value_that_can_be_stored():
     assert [*TASKS] == ["gsm8k", "gsm8k-equations", "prosqa", "prontoqa", "arithmetic", "graph"]
     for name in TASKS:
-        task = task_of(name)
+        task = make_task(name)
         assert task.name == name
-        assert task == task_of(name)
+        assert task == make_task(name)
         assert from_json(Task, to_json(task)) == task
 
 
 def test_options_are_fields_of_the_task():
-    assert task_of("arithmetic", most=3, seed=5).problems("train")[0] == TASKS["arithmetic"](seed=5, most=3).problem(
+    assert make_task("arithmetic", most=3, seed=5).problems("train")[0] == TASKS["arithmetic"](seed=5, most=3).problem(
         "train", 0
     )
 
 
 def test_unknown_names_folders_and_options_are_refused():
     with pytest.raises(UnknownName, match="did you mean 'prosqa'"):
-        task_of("prosq")
+        make_task("prosq")
     with pytest.raises(ConfigError, match="arithmetic with folder"):
-        task_of("arithmetic", "somewhere")
+        make_task("arithmetic", "somewhere")
     with pytest.raises(ConfigError, match="no depth"):
-        task_of("prosqa", depth=3)
+        make_task("prosqa", depth=3)
 
 
 @pytest.mark.parametrize("name", ["prosqa", "prontoqa", "arithmetic", "graph"])

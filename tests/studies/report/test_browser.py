@@ -14,8 +14,8 @@ HOSTILE = ["</script><img src=x onerror=\"document.title='run'\">", " `code`", "
 def player_of(words: list[str]) -> Player:
     """The first word is given, the others come from the last to the first, and the last is taken back once."""
     last = len(words) - 1
-    guesses = [(i, [(words[i], 0.6), (" other", 0.3)], [(words[i], 0.9)]) for i in range(1, len(words))]
-    frames = [Frame([], guesses), *(Frame([(i, words[i])]) for i in range(last, 0, -1))]
+    predictions = [(i, [(words[i], 0.6), (" other", 0.3)], [(words[i], 0.9)]) for i in range(1, len(words))]
+    frames = [Frame([], predictions), *(Frame([(i, words[i])]) for i in range(last, 0, -1))]
     frames[2:2] = [Frame([(last, None)]), Frame([(last, words[last])])]
     return Player("It plays", "A note.", name="p", length=len(words), given=[(0, words[0])], frames=frames, anchors=[1])
 
@@ -87,7 +87,7 @@ def test_with_reduced_motion_it_waits_to_be_played_and_starts_over(opened):
     assert player.locator("button.play").get_attribute("aria-label") == "pause"
 
 
-def test_stepping_back_brings_masks_with_their_guesses(opened):
+def test_stepping_back_brings_masks_with_their_predictions(opened):
     player = opened().locator(".player").first
     assert player.locator(".token.masked").count() == 0
     player.locator("button.back").click()
@@ -130,7 +130,7 @@ def test_the_keyboard_steps_plays_and_walks_through_positions(opened):
     assert frame_of(player) == at
 
 
-def test_focus_on_a_place_opens_both_stages_guesses_and_escape_closes_them(opened):
+def test_focus_on_a_place_opens_both_stages_predictions_and_escape_closes_them(opened):
     page = opened()
     player = page.locator(".player").first
     player.locator(".slider").fill("0")

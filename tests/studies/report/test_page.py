@@ -23,7 +23,7 @@ from adlm_studies.report.sections import (
     Series,
     Texts,
 )
-from adlm_studies.report.tables import ranks, table, told
+from adlm_studies.report.tables import describe_interval, ranks, table
 
 HOSTILE = "</script><img src=x onerror=alert(1)><style>*{display:none}</style>`<b>code</b>`&amp;\u202e\u2028"
 
@@ -106,7 +106,7 @@ def test_a_players_data_comes_back_from_the_page():
     assert data["given"] == [[0, HOSTILE]]
 
 
-def test_guesses_that_are_no_numbers_are_left_out():
+def test_predictions_that_are_no_numbers_are_left_out():
     player = Player("p", length=1, frames=[Frame([], [(0, [("a", math.nan)], [("b", 0.12345)])])])
     (data,) = [json.loads(text) for _, text in Reader(page(ReportPage("t", "", [player]))).raw if text.startswith("{")]
     assert data["frames"][0]["guesses"] == [[0, [], [["b", 0.123]]]]
@@ -169,7 +169,7 @@ def test_figures_of_a_column_stand_point_under_point():
 
 
 def test_an_interval_tells_its_ends_and_its_runs():
-    assert told(Interval(1, 0.5, 1.5, bound=True, runs=3)) == (
+    assert describe_interval(Interval(1, 0.5, 1.5, bound=True, runs=3)) == (
         "95 % interval 0.5 to 1.5, mean of 3 runs, an upper bound"
     )
     made = table(ReportTable("t", columns=["a", "b"], rows=[["x", Interval(1, 0.5, 1.5)], ["y", Interval(1, 1, 1)]]))

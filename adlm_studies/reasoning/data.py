@@ -24,9 +24,9 @@ from adlm.data.prepare import tokenizer_for
 from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, DataError
-from adlm_studies.reasoning.methods import Chain, ChainLayout, Marks, Method
+from adlm_studies.reasoning.methods import Chain, ChainLayout, ReasoningMethod, ThoughtTokens
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.vocabulary import UNKNOWN, mark_id, with_marks, words_and_digits
+from adlm_studies.reasoning.vocabulary import UNKNOWN, special_token_id, with_special_tokens, words_and_digits
 
 WORDS = "words"
 _AT_A_TIME = 1024
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reasoned(DataConfig):
+class ReasoningData(DataConfig):
     """The problems of a task as one stage of a method writes them, held in memory as tokens.
 
     Args:
@@ -56,7 +56,7 @@ class Reasoned(DataConfig):
     """
 
     task: Task
-    method: Method
+    method: ReasoningMethod
     stage: int = 0
     tokenizer: str = WORDS
     problems: int = 0
@@ -71,23 +71,23 @@ class Reasoned(DataConfig):
     def prepare(
         self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
     ) -> Prepared:
-        tokenizer = tokenizer_of(self.task, self.tokenizer, self.problems)
+        tokenizer = task_tokenizer(self.task, self.tokenizer, self.problems)
         train = self.table("train", tokenizer, self.problems, watch)
         valid = self.table("valid", tokenizer, self.held_out, watch)
         return Prepared(train, valid, tokenizer, Padded(max(train.length, valid.length), begin=False))
 
     def table(
         self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
-    ) -> "ReasonedRows":
+    ) -> "ReasoningTable":
         """The first so many problems of a split; 0: all."""
-        return self.rows_of(problems_of(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
+        return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
 
     def rows_of(
         self, problems: Sequence[Problem], name: str, tokenizer: Tokenizer, watch: PreparationCallback | None = None
-    ) -> "ReasonedRows":
+    ) -> "ReasoningTable":
         """These problems as rows."""
         layouts = [self.method.layout(problem, self.stage) for problem in problems]
-        rows = written(layouts, tokenizer, self.method.marks, watch)
+        rows = encode_layouts(layouts, tokenizer, self.method.special_tokens, watch)
         lengths = [len(row.given) + len(row.rest) for row in rows]
         kept = [i for i, length in enumerate(lengths) if not self.longest or length <= self.longest]
         if not kept:
@@ -95,10 +95,10 @@ class Reasoned(DataConfig):
             raise DataError(f"asked for problems of {name} with {self.longest} tokens at most", found, "allow more")
         if len(kept) < len(rows):
             name += f" without {len(rows) - len(kept):,} that are too long"
-        return ReasonedRows(name, [rows[i] for i in kept], tokenizer, numbers=kept)
+        return ReasoningTable(name, [rows[i] for i in kept], tokenizer, numbers=kept)
 
 
-def unknown_fraction(table: "ReasonedRows", tokenizer: Tokenizer) -> float:
+def unknown_fraction(table: "ReasoningTable", tokenizer: Tokenizer) -> float:
     """Of the rows' tokens, how many stand for words that the tokenizer has not."""
     unknown = tokenizer.backend.token_to_id(UNKNOWN)
     return 0.0 if unknown is None else table.fraction(unknown)
@@ -106,7 +106,7 @@ def unknown_fraction(table: "ReasonedRows", tokenizer: Tokenizer) -> float:
 
 # Kept, since every stage reads the same problems, and drawing or parsing them takes longer than encoding them.
 @lru_cache(maxsize=4)
-def problems_of(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
+def read_problems(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
     """The first so many of a split; 0: all."""
     found = task.problems(split)
     chosen = tuple(found[:count] if count else found)
@@ -115,19 +115,30 @@ def problems_of(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
     return chosen
 
 
-def tokenizer_of(task: Task, name: str, problems: int = 0) -> Tokenizer:
-    """The tokenizer of a `Reasoned`: the same for all methods and stages of a task."""
-    return _words(task, problems) if name == WORDS else with_marks(tokenizer_for(name))
+def distinct(problems: Sequence[Problem]) -> Sequence[Problem]:
+    """Every question once: of small generated tasks some are drawn repeatedly, and a repetition is no evidence."""
+    found: dict[str, Problem] = {}
+    for problem in problems:
+        found.setdefault(problem.question, problem)
+    return tuple(found.values())
+
+
+def task_tokenizer(task: Task, name: str, problems: int = 0) -> Tokenizer:
+    """The tokenizer of a `ReasoningData`: the same for all methods and stages of a task."""
+    return _words(task, problems) if name == WORDS else with_special_tokens(tokenizer_for(name))
 
 
 @lru_cache(maxsize=4)
 def _words(task: Task, problems: int) -> Tokenizer:
-    layouts = (Chain().layout(problem, 0) for problem in problems_of(task, "train", problems))
+    layouts = (Chain().layout(problem, 0) for problem in read_problems(task, "train", problems))
     return words_and_digits(text for each in layouts for text in (each.question, each.trace, each.answer))
 
 
-def written(
-    layouts: Sequence[ChainLayout], tokenizer: Tokenizer, marks: Marks, watch: PreparationCallback | None = None
+def encode_layouts(
+    layouts: Sequence[ChainLayout],
+    tokenizer: Tokenizer,
+    tokens: ThoughtTokens,
+    watch: PreparationCallback | None = None,
 ) -> list[Row]:
     """Layouts as tokens. Parts are encoded apart from each other: in use, the question comes alone."""
     end = [tokenizer.roles.eos_id]
@@ -141,7 +152,7 @@ def written(
         traces = tokenizer.encode_batch([each.trace for each in some])
         answers = tokenizer.encode_batch([each.answer for each in some])
         for each, question, trace, answer in zip(some, questions, traces, answers, strict=True):
-            given = [question, _between(each.thoughts, tokenizer, marks)]
+            given = [question, _between(each.thoughts, tokenizer, tokens)]
             told = [token for anchor in each.anchors for token in _told(anchor, ids_of(anchor), unknown)]
             targets = np.array((told + [-1] * each.thoughts)[: each.thoughts], np.int64)
             rest = np.concatenate([trace, answer, end])
@@ -154,9 +165,9 @@ def written(
     return rows
 
 
-def _between(thoughts: int, tokenizer: Tokenizer, marks: Marks) -> Ids:
-    names = [marks.begin, *[marks.thought] * thoughts, marks.end]
-    return np.array([mark_id(tokenizer, name) for name in names if name], np.int64)
+def _between(thoughts: int, tokenizer: Tokenizer, tokens: ThoughtTokens) -> Ids:
+    names = [tokens.begin, *[tokens.thought] * thoughts, tokens.end]
+    return np.array([special_token_id(tokenizer, name) for name in names if name], np.int64)
 
 
 def _told(anchor: str, ids: Ids, unknown: int | None) -> list[int]:
@@ -167,7 +178,7 @@ def _told(anchor: str, ids: Ids, unknown: int | None) -> list[int]:
     return found or [-1]
 
 
-class ReasonedRows(Table):
+class ReasoningTable(Table):
     """Problems as tokens in memory.
 
     Args:
@@ -255,8 +266,8 @@ class ReasonedRows(Table):
         out[text] = self._important[(self._starts[rows][:, None] + place)[text]]
         return out
 
-    def output_mask(self, row: int) -> list[int]:
-        """What each thought is to predict, -1 where that is nothing."""
+    def thought_targets(self, row: int) -> list[int]:
+        """The target token of each thought, -1 if it has none."""
         found: list[int] = self._targets[row].tolist()
         return found
 

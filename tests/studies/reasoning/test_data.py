@@ -18,10 +18,16 @@ from adlm.models.io import ModelConfig, save_model
 from adlm.models.language_model import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm_studies.reasoning.data import ReasoningData, encode_layouts, task_tokenizer, unknown_fraction
 from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, NoChain, Pause
 from adlm_studies.reasoning.problem import Problem, Task
-from adlm_studies.reasoning.rows import Reasoned, tokenizer_of, unknown_fraction, written
-from adlm_studies.reasoning.vocabulary import MARKS, WithMarks, mark_id, with_marks, words_and_digits
+from adlm_studies.reasoning.vocabulary import (
+    SPECIAL_TOKENS,
+    FinetuneWithNewTokens,
+    special_token_id,
+    with_special_tokens,
+    words_and_digits,
+)
 
 PROBLEMS = (
     Problem("Two and two?", ("<<2+2=4>>",), "4", ("2", "2", "4")),
@@ -43,17 +49,17 @@ class Listed(Task):
     def origin(self, split: str) -> str:
         return "a test"
 
-    def answer_of(self, text: str) -> str | None:
+    def parse_answer(self, text: str) -> str | None:
         return text.partition("####")[2].strip() or None
 
 
-TOKENIZER = tokenizer_of(Listed(), "words")
-ANT = mark_id(TOKENIZER, "<ant>")
+TOKENIZER = task_tokenizer(Listed(), "words")
+ANT = special_token_id(TOKENIZER, "<ant>")
 EVERY = np.arange(len(PROBLEMS))
 
 
 def table_of(method, stage=0):
-    return Reasoned(Listed(), method, stage).table("train", TOKENIZER)
+    return ReasoningData(Listed(), method, stage).table("train", TOKENIZER)
 
 
 def test_thoughts_stand_at_the_same_columns_and_their_targets_one_to_the_right():
@@ -61,11 +67,11 @@ def test_thoughts_stand_at_the_same_columns_and_their_targets_one_to_the_right()
     tokens, targets = table.tokens(EVERY), table.targets(EVERY)
     columns = np.arange(table.given - 4, table.given - 1)
     assert ((tokens == ANT) == np.isin(np.arange(table.length), columns)).all()
-    assert (tokens[:, columns[0] - 1] == mark_id(TOKENIZER, "<boa>")).all()
-    assert (tokens[:, columns[-1] + 1] == mark_id(TOKENIZER, "<eoa>")).all()
+    assert (tokens[:, columns[0] - 1] == special_token_id(TOKENIZER, "<boa>")).all()
+    assert (tokens[:, columns[-1] + 1] == special_token_id(TOKENIZER, "<eoa>")).all()
     one, two, three, four, six = (TOKENIZER.encode(digit)[0] for digit in "12346")
     assert targets[:, columns + 1].tolist() == [[two, two, four], [one, six, three], [-1, -1, -1]]  # 16 and 3
-    assert [table.output_mask(row) for row in EVERY] == targets[:, columns + 1].tolist()
+    assert [table.thought_targets(row) for row in EVERY] == targets[:, columns + 1].tolist()
     targets[:, columns + 1] = -1
     assert (targets == -1).all()
 
@@ -73,8 +79,8 @@ def test_thoughts_stand_at_the_same_columns_and_their_targets_one_to_the_right()
 def test_names_are_told_by_their_first_token():
     problem = Problem("Who?", ("It is Tomas.",), "Tomas", ("Tomas",))
     letters = train_bpe(["Who? It is Tomas. ####"], 300)
-    tokenizer = with_marks(letters)
-    row = Reasoned(Listed(listed=(problem,)), Anchored(2), 2).rows_of([problem], "x", tokenizer).output_mask(0)
+    tokenizer = with_special_tokens(letters)
+    row = ReasoningData(Listed(listed=(problem,)), Anchored(2), 2).rows_of([problem], "x", tokenizer).thought_targets(0)
     assert row == [int(tokenizer.encode(" Tomas")[0]), -1]
 
 
@@ -90,7 +96,7 @@ def test_important_tokens_are_anchors_where_they_are_written():
 def test_how_much_a_tokenizer_does_not_know_is_said():
     assert unknown_fraction(table_of(Chain()), TOKENIZER) == 0
     other = words_and_digits(["2"])
-    assert 0.3 < unknown_fraction(Reasoned(Listed(), Chain()).table("train", other), other) < 1
+    assert 0.3 < unknown_fraction(ReasoningData(Listed(), Chain()).table("train", other), other) < 1
 
 
 def test_a_row_read_without_padding_is_the_problem_and_what_is_scored_is_what_follows_the_thoughts():
@@ -113,7 +119,7 @@ def test_a_row_read_without_padding_is_the_problem_and_what_is_scored_is_what_fo
 )
 def test_whatever_the_problems_given_text_ends_in_one_column_and_lies_within_the_text(texts, method):
     problems = tuple(Problem(question, tuple(steps), "a", tuple("ab")) for question, steps in texts)
-    config = Reasoned(Listed(problems), method, method.stages - 1)
+    config = ReasoningData(Listed(problems), method, method.stages - 1)
     table = config.table("train", words_and_digits(["a b ab ba aa bb #### \n"]))
     rows = np.arange(len(problems))
     fixed, valid = table.frozen(rows), table.valid(rows)
@@ -127,8 +133,8 @@ def test_whatever_the_problems_given_text_ends_in_one_column_and_lies_within_the
 
 def test_marks_are_there_for_methods_with_thoughts_alone():
     def names(method, stage=0):
-        (row,) = written([method.layout(PROBLEMS[0], stage)], TOKENIZER, method.marks)
-        return [TOKENIZER.token(i) for i in row.given if TOKENIZER.token(i) in MARKS]
+        (row,) = encode_layouts([method.layout(PROBLEMS[0], stage)], TOKENIZER, method.special_tokens)
+        return [TOKENIZER.token(i) for i in row.given if TOKENIZER.token(i) in SPECIAL_TOKENS]
 
     assert names(NoChain()) == names(Chain()) == []
     assert names(Pause(2)) == ["<pause>", "<pause>"]
@@ -139,22 +145,22 @@ def test_marks_are_there_for_methods_with_thoughts_alone():
 
 def test_problems_that_are_too_long_are_left_out_and_counted():
     lengths = table_of(Chain()).lengths(EVERY)
-    table = Reasoned(Listed(), Chain(), longest=int(sorted(lengths)[1])).table("train", TOKENIZER)
+    table = ReasoningData(Listed(), Chain(), longest=int(sorted(lengths)[1])).table("train", TOKENIZER)
     assert (len(table), table.numbers) == (2, [i for i in EVERY if lengths[i] < max(lengths)])
     assert table.name == "listed train without 1 that are too long"
     with pytest.raises(DataError, match=f"the shortest of 3 has {min(lengths)}"):
-        Reasoned(Listed(), Chain(), longest=3).table("train", TOKENIZER)
+        ReasoningData(Listed(), Chain(), longest=3).table("train", TOKENIZER)
 
 
 def test_no_problems_and_fewer_than_none_are_refused():
     with pytest.raises(DataError, match="there are none"):
-        Reasoned(Listed(()), Chain()).prepare()
+        ReasoningData(Listed(()), Chain()).prepare()
     with pytest.raises(ConfigError, match="fewer than 0"):
-        Reasoned(Listed(), Chain(), problems=-1)
+        ReasoningData(Listed(), Chain(), problems=-1)
 
 
 def test_data_comes_back_from_json_and_its_key_tells_stages_apart():
-    config = Reasoned(Listed(), Anchored(2), 1, problems=2)
+    config = ReasoningData(Listed(), Anchored(2), 1, problems=2)
     assert from_json(DataConfig, to_json(config)) == config
     prepared, later = config.prepare(), replace(config, stage=2).prepare()
     assert (len(prepared.train), len(prepared.valid)) == (2, 3)
@@ -171,19 +177,23 @@ def test_numbers_that_were_never_seen_are_read_and_written_digit_by_digit(number
 
 
 def test_a_mark_spelled_out_in_a_question_is_text():
-    assert not np.isin(TOKENIZER.encode("a <ant> <boa>"), [mark_id(TOKENIZER, mark) for mark in MARKS]).any()
+    assert not np.isin(
+        TOKENIZER.encode("a <ant> <boa>"), [special_token_id(TOKENIZER, mark) for mark in SPECIAL_TOKENS]
+    ).any()
 
 
 def test_marks_are_added_after_all_ids_of_a_tokenizer_once():
     plain = train_words(["the cat sat on the mat"])
-    marked = with_marks(plain)
-    assert marked.vocab_size == plain.vocab_size + len(MARKS)
+    marked = with_special_tokens(plain)
+    assert marked.vocab_size == plain.vocab_size + len(SPECIAL_TOKENS)
     assert (marked.mask_id, marked.roles.eos_id) == (plain.mask_id, plain.roles.eos_id)
-    assert sorted(mark_id(marked, mark) for mark in MARKS) == list(range(plain.vocab_size, marked.vocab_size))
+    assert sorted(special_token_id(marked, mark) for mark in SPECIAL_TOKENS) == list(
+        range(plain.vocab_size, marked.vocab_size)
+    )
     assert marked.encode("the cat sat").tolist() == plain.encode("the cat sat").tolist()
-    assert with_marks(marked).fingerprint == marked.fingerprint
+    assert with_special_tokens(marked).fingerprint == marked.fingerprint
     with pytest.raises(DataError, match="does not have it"):
-        mark_id(plain, "<ant>")
+        special_token_id(plain, "<ant>")
 
 
 def saved(folder, tokenizer):
@@ -199,14 +209,14 @@ def saved(folder, tokenizer):
 def test_a_model_that_learns_the_marks_predicts_the_other_tokens_as_before(tmp_path):
     plain = train_words(["the cat sat on the mat"])
     model, network = saved(tmp_path, plain)
-    marked = with_marks(plain)
+    marked = with_special_tokens(plain)
     grown = network.build(Vocabulary(marked.vocab_size, marked.mask_id))
-    WithMarks(str(tmp_path)).apply(grown, marked)
+    FinetuneWithNewTokens(str(tmp_path)).apply(grown, marked)
     tokens = torch.tensor([plain.encode("the cat sat on the mat").tolist()])
     before, after = (m.logits(m.features(tokens).final)[..., : plain.vocab_size] for m in (model, grown))
     assert torch.allclose(before, after, atol=1e-5)
     with pytest.raises(ModelError, match="another tokenizer"):
-        WithMarks(str(tmp_path)).apply(grown, TOKENIZER)
+        FinetuneWithNewTokens(str(tmp_path)).apply(grown, TOKENIZER)
     wider = replace(network, tied=True).build(Vocabulary(marked.vocab_size, marked.mask_id))
     with pytest.raises(ModelError, match="another network"):
-        WithMarks(str(tmp_path)).apply(wider, marked)
+        FinetuneWithNewTokens(str(tmp_path)).apply(wider, marked)
