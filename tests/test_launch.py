@@ -164,12 +164,16 @@ def lines(path: Path) -> list[str]:
 
 # The guide.
 
-GUIDE = re.findall(r"^```\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.M | re.S)
+GUIDE = [
+    block
+    for page in ("training", "resuming", "finetuning", "scaling", "compare")
+    for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / f"docs/{page}.md").read_text(), re.M | re.S)
+]
 COMMANDS = [
     line[line.index("adlm train") :]
     for block in GUIDE
     for line in block.replace("\\\n", " ").splitlines()
-    if re.match(r"[A-Z_0-9= ]*(torchrun .*)?adlm train ", line)
+    if re.match(r"[A-Z_0-9= ]*(torchrun .*)?adlm train ", line) and "--dry-run" not in line
 ]
 
 
