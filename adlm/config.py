@@ -52,9 +52,7 @@ def renamed(data: Any) -> Any:
         return {key: renamed(value) for key, value in data.items()}
     kind = registry.current_kind(kind)
     names = _OLD_FIELDS.get(kind, {})
-    found = {
-        names.get(key, key) if names.get(key) not in data else key: renamed(value) for key, value in data.items()
-    }
+    found = {names.get(key, key) if names.get(key) not in data else key: renamed(value) for key, value in data.items()}
     return {**found, "kind": kind}
 
 

@@ -1,8 +1,8 @@
-"""Random numbers as a function of (seed, row, position), never of global state.
+"""Random numbers as a function of (seed, sample id, position), never of global state.
 
-A row's noise depends on its own number alone: it is the same in any batch, on any rank, before or after
-an interruption, and on any device, since it is made by integer arithmetic (SplitMix64, Steele, Lea and
-Flood 2014) and not by a device's generator.
+The noise of a sample depends on its id only: it is the same in any batch, on any rank, before or after an interruption,
+and on any device, since it is made by integer arithmetic (SplitMix64, Steele, Lea and Flood 2014) and not by a device's
+generator.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def _mix_unsigned(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Noise:
-    """A family of independent streams, one for each row number."""
+    """A family of independent random streams, one per sample id."""
 
     seed: int
 
@@ -55,21 +55,21 @@ class Noise:
         text = repr((self.seed, *names)).encode()
         return Noise(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big"))
 
-    def bits(self, rows: Tensor, length: int) -> Tensor:
-        """Random int64 [B, length] for row numbers [B]."""
-        if rows.device.type == "cpu":
-            return torch.from_numpy(self._unsigned(rows.long().numpy().view(np.uint64), length).view(np.int64))
-        return stream(_mix(rows.long() + _signed(_GOLDEN)) ^ _signed(self.seed), length)
+    def bits(self, sample_ids: Tensor, length: int) -> Tensor:
+        """Random int64 [B, length] for sample ids [B]."""
+        if sample_ids.device.type == "cpu":
+            return torch.from_numpy(self._unsigned(sample_ids.long().numpy().view(np.uint64), length).view(np.int64))
+        return stream(_mix(sample_ids.long() + _signed(_GOLDEN)) ^ _signed(self.seed), length)
 
-    def _unsigned(self, rows: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-        """The same numbers by NumPy, which takes a quarter of the time for a row, and an eighth for many."""
+    def _unsigned(self, sample_ids: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
+        """The same numbers by NumPy, in a quarter of the time for one row, and an eighth for many."""
         golden = np.uint64(_GOLDEN)
-        starts = _mix_unsigned(_mix_unsigned(rows + golden) ^ np.uint64(self.seed & _ALL))
+        starts = _mix_unsigned(_mix_unsigned(sample_ids + golden) ^ np.uint64(self.seed & _ALL))
         return _mix_unsigned(starts[:, None] + np.arange(1, length + 1, dtype=np.uint64) * golden)
 
-    def uniform(self, rows: Tensor, length: int) -> Tensor:
+    def uniform(self, sample_ids: Tensor, length: int) -> Tensor:
         """Uniform numbers in (0, 1), [B, length], float64 (float32 on MPS, which has no float64)."""
-        return to_uniform(self.bits(rows, length))
+        return to_uniform(self.bits(sample_ids, length))
 
 
 def stream(starts: Tensor, length: int) -> Tensor:

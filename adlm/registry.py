@@ -9,7 +9,6 @@ type: samplers, filters and data sets have them.
 
 import importlib
 import importlib.util
-import os
 import re
 import sys
 import warnings
@@ -41,7 +40,7 @@ _BASES = {
     "hand_over": "adlm.models.hand_over:HandOver",
     "init": "adlm.train.init:Init",
     "lr_schedule": "adlm.train.lr_schedules:LRSchedule",
-    "network": "adlm.models.language_model:NetworkConfig",
+    "network": "adlm.models.network:NetworkConfig",
     "objective": "adlm.objectives.objective:Objective",
     "optimizer": "adlm.train.optimizer:OptimizerConfig",
     "order": "adlm.samplers.orders:Order",
@@ -127,9 +126,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.samplers.ordered", "Ordered"),
         **_in("adlm.samplers.blocks", "Blocks"),
     },
-    "schedule": _in(
-        "adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"
-    ),
+    "schedule": _in("adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"),
     "times": _in("adlm.diffusion.times", "LowDiscrepancyTimes", "Antithetic", "Independent"),
 }
 # Other spellings, and the kinds of version 0.1: its saved models, runs and configurations still load.
@@ -319,8 +316,8 @@ def _import(module: str, asked: str = "") -> None:
 
 def _search_working_folder() -> None:
     """Put the working folder at the end of the path, where it stays: a module may import its neighbours later."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    if (folder := str(Path.cwd())) not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
     importlib.invalidate_caches()
 
 

@@ -1,6 +1,6 @@
-"""The values that travel between the layers. Shapes: B batch, L length, D width, N chosen positions."""
+"""The values that are passed between packages. Shapes: B batch, L length, D width, N chosen positions."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import torch
@@ -17,9 +17,9 @@ class Batch:
         index: [B] sample ids, to name a row in a message.
         sample_id: [B] running number of each row over the whole run, epochs included: it seeds the row's noise.
         frozen: [B, L] bool; given positions (a prompt): visible, never corrupted, never scored.
-        anchors: [B, L] bool; anchor positions when the data brings them.
-        documents: [B, L] numbers of the documents packed in a row, where they must not see each other.
-        targets: [B, L] ids; what the feature of a position is to predict beside its token, -1 where nothing.
+        anchors: [B, L] bool; anchor positions, if the data comes with them.
+        documents: [B, L] numbers of the documents packed in a row, if they must not see each other.
+        targets: [B, L] ids; what the feature of a position is to predict besides its token, -1 for nothing.
     """
 
     tokens: Tensor
@@ -30,19 +30,38 @@ class Batch:
     anchors: Tensor | None = None
     documents: Tensor | None = None
     targets: Tensor | None = None
+    _padded: bool | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Whether there is padding is known from the start on a CPU, where batches are made. Elsewhere it is found out
+        # when first asked, since the device has to be waited for.
+        padded = None if self.valid.device.type != "cpu" else not bool(self.valid.all())
+        object.__setattr__(self, "_padded", padded)
 
     def to(self, device: torch.device | str) -> "Batch":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in values.items()}
-        return Batch(**moved)
+        """The batch on a device."""
+        moved = Batch(**{k: v.to(device, non_blocking=True) for k, v in self._tensors().items()})
+        object.__setattr__(moved, "_padded", self._padded)
+        return moved
 
     def split(self, rows: int) -> list["Batch"]:
-        """In parts of so many rows, in order; the last may have fewer."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Parts of `rows` rows, in order; the last may have fewer."""
+        tensors = self._tensors()
         return [
-            Batch(**{k: v[start : start + rows] if isinstance(v, Tensor) else v for k, v in values.items()})
+            Batch(**{k: v[start : start + rows] for k, v in tensors.items()})
             for start in range(0, len(self.tokens), rows)
         ]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    @property
+    def padded(self) -> bool:
+        """Whether any position is padding."""
+        if self._padded is None:
+            object.__setattr__(self, "_padded", not bool(self.valid.all()))
+        return bool(self._padded)
 
     @property
     def scored(self) -> Tensor:
@@ -51,10 +70,10 @@ class Batch:
 
     @property
     def segments(self) -> Tensor | None:
-        """[B, L]: positions see each other where these are equal; padding has -1. None: all see all."""
+        """[B, L]: positions see each other if these are equal; padding has -1. None: all see all."""
         if self.documents is not None:
             return self.documents.masked_fill(~self.valid, -1)
-        return None if self.valid.all() else self.valid.long() - 1
+        return self.valid.long() - 1 if self.padded else None
 
 
 class Features(NamedTuple):
@@ -67,8 +86,8 @@ class Features(NamedTuple):
 class Corrupted(NamedTuple):
     """A batch after the forward process: x_0 and x_t [B, L], t [B], masked [B, L] bool.
 
-    `weight` [B, 1] or [B, L] is what -log p weighs at masked positions. `rates` [V] is there where tokens of
-    different types vanish at different rates (`AnchoredMasking`).
+    `weight` [B, 1] or [B, L] is the weight of -log p at masked positions. `rates` [V] is given if tokens of different
+    types vanish at different rates (`AnchoredMasking`).
     """
 
     x_0: Tensor

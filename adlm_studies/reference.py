@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from adlm.errors import ConfigError
 from adlm.models.costs import forward_work
 from adlm.models.hand_over import Logits
-from adlm.models.language_model import LanguageModel, Vocabulary, sigma_at
-from adlm.models.two_stage import TwoStage, TwoStageConfig
+from adlm.models.language_model import LanguageModel, sigma_at
+from adlm.models.network import NetworkConfig, Vocabulary
+from adlm.models.two_stage import as_two_stage
 from adlm.objectives.nelbo import Anelbo
 from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
@@ -244,8 +245,9 @@ def dense_logits(
     model: LanguageModel, tokens: Tensor, t: Tensor | None = None, segments: Tensor | None = None
 ) -> DenseLogits:
     """Both heads at every position; if logits are handed over, through W_in as published."""
-    if not isinstance(model, TwoStage):
-        return DenseLogits(model.logits(model.features(tokens, t, segments=segments).final))
+    if model.stages < 2:
+        return DenseLogits(model(tokens, t, segments=segments))
+    model = as_two_stage(model, "dense logits")
     stage = model.anchor_stage(tokens, t, segments=segments)
     anchor = model.anchor_head.raw(stage.anchor)
     module: Any = model.hand_over
@@ -277,26 +279,26 @@ class ReferenceAnelbo(Anelbo):
         return LossTerms(loss, clean.detach(), batch.scored.sum())
 
 
-def reference_step_work(network: TwoStageConfig, vocabulary: Vocabulary, *, length: int, rows: int) -> int:
+def reference_step_work(network: NetworkConfig, vocabulary: Vocabulary, *, length: int, rows: int) -> int:
     """Floating-point operations of a training step with `ReferenceAnelbo`, forward and backward."""
     return 3 * rows * length * _dense_token(network, vocabulary, length)
 
 
 def reference_pass_work(network: Any, vocabulary: Vocabulary, length: int) -> int:
     """Floating-point operations of one row through the network, with all logits that are read."""
-    if isinstance(network, TwoStageConfig):
+    if network.stages == 2:
         unread = 0 if isinstance(network.hand_over, Logits) else forward_work(network, vocabulary, length).logits
         return length * (_dense_token(network, vocabulary, length) - unread)
     work = forward_work(network, vocabulary, length)
-    return length * (work.token + work.output_mask + work.logits)
+    return length * (work.token + work.output + work.logits)
 
 
-def _dense_token(network: TwoStageConfig, vocabulary: Vocabulary, length: int) -> int:
+def _dense_token(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> int:
     """A forward pass per token: both heads, and W_in, as large as a head, in place of the D x D map."""
     work = forward_work(network, vocabulary, length)
-    token = work.token + work.output_mask + 2 * work.logits
+    token = work.token + work.output + 2 * work.logits
     if isinstance(network.hand_over, Logits):
-        token += work.logits - network.hand_over.work(vocabulary.size, network.anchor.width)[1]
+        token += work.logits - network.hand_over.work(vocabulary.size, network.width)[1]
     return token
 
 
@@ -314,14 +316,14 @@ def reference_ancestral(model: LanguageModel, canvas: Canvas, *, steps: int, noi
         reveal = noise.fork("reveal", step).uniform(canvas.sample_ids, length) < ((t - s) / t if s else 1.0)
         tokens = torch.where((tokens == mask_id) & ~canvas.frozen & reveal, drawn, tokens)
     calls = steps * rows
-    return Sample(tokens, calls, calls if isinstance(model, TwoStage) else 0)
+    return Sample(tokens, calls, calls if model.stages == 2 else 0)
 
 
 def _for_sampling(model: LanguageModel, tokens: Tensor, times: Tensor) -> Tensor:
     """The final logits; those of the first stage are not read unless they are handed over."""
-    if isinstance(model, TwoStage) and isinstance(model.config.hand_over, Logits):
+    if isinstance(model.config.hand_over, Logits):
         return dense_logits(model, tokens, times).final.float()
-    return model.logits(model.features(tokens, times).final)
+    return model(tokens, times)
 
 
 @torch.no_grad()
@@ -331,6 +333,6 @@ def reference_left_to_right(model: LanguageModel, canvas: Canvas, *, noise: Nois
     rows, length = tokens.shape
     bits = noise.fork("token").bits(canvas.sample_ids, length)
     for place in range(length):
-        logits = model.logits(model.features(tokens, torch.zeros(rows, device=tokens.device)).final)
+        logits = model(tokens, torch.zeros(rows, device=tokens.device))
         tokens[:, place] = draw(logits[:, place], bits[:, place])
-    return Sample(tokens, rows * length, rows * length if isinstance(model, TwoStage) else 0)
+    return Sample(tokens, rows * length, rows * length if model.stages == 2 else 0)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from adlm.data.source import Piece, Source
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.types import Batch, Features
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

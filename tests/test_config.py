@@ -13,7 +13,7 @@ from adlm.data.documents import DocumentRule, Lines
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.hand_over import Continued
-from adlm.models.language_model import NetworkConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -11,7 +11,7 @@ from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.samplers import Ancestral, Blocks, FirstHitting, LeftToRight, Sample, Sampler, Temperature, TopK

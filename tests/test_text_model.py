@@ -11,7 +11,7 @@ from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError
 from adlm.evaluate.bound import enumerated_nats
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel

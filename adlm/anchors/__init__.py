@@ -1,4 +1,4 @@
-"""Anchor rules. All are imported here, so that a stored configuration finds its rule whichever module is used."""
+"""Anchor rules: which tokens are important."""
 
 from adlm.anchors.corpus import RareInCorpus, TfIdf
 from adlm.anchors.positions import AtPositions

@@ -1,7 +1,7 @@
-"""Anchor rules that ask how rare a token is in a corpus.
+"""Anchor rules that depend on how rare a token is in a corpus.
 
-They read a table that `adlm prepare CORPUS --anchor-table` leaves beside the shards. A rule holds where the table is
-and its checksum: so it stays a value, and never marks by another table than the one it was made with.
+They read a table that `adlm prepare CORPUS --anchor-table` writes beside the shards. A rule holds the path of the table
+and its checksum, so that it is a value and never uses another table than the one it was made with.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adlm.anchors.rules import AnchorRule, TypeRule, check_fraction, counts_in_row, look_up
+from adlm.anchors.rules import AnchorRule, TypeRule, check_fraction, check_types, counts_in_row, look_up
 from adlm.data.corpus_table import CorpusTable, table_path
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.types import Batch
 
 
@@ -34,7 +34,7 @@ class RareInCorpus(TypeRule):
     def __post_init__(self) -> None:
         _check_one_of("RareInCorpus", fraction=self.fraction, rank=self.rank)
         if self.rank is not None and self.rank < 0:
-            raise ConfigError(f"asked for all types beyond rank {self.rank}", "a negative rank", "give 0 or more")
+            raise OutOfRange("rank", self.rank, "at least 0")
 
     @classmethod
     def from_table(cls, path: str | Path, *, fraction: float | None = None, rank: int | None = None) -> "RareInCorpus":
@@ -78,6 +78,9 @@ class TfIdf(AnchorRule):
         """With the table at `path`, or in the prepared folder `path`."""
         return cls(*_name_and_checksum(path), fraction=fraction, above=above)
 
+    def check_vocabulary(self, size: int) -> None:
+        check_types(len(_inverse_document_frequency(self.table, self.checksum, torch.device("cpu"))), size)
+
     def scores(self, batch: Batch) -> Tensor:
         """[B, L], 0 at padding."""
         rarity = look_up(_inverse_document_frequency(self.table, self.checksum, batch.tokens.device), batch, "TfIdf")
@@ -93,11 +96,10 @@ class TfIdf(AnchorRule):
         if self.fraction == 0 or not scores.numel():
             return torch.zeros_like(marks)
         # The subtraction keeps 0.07 * 100 = 7.000000000000001 from being 8 positions.
-        output_mask = (
-            (batch.valid.sum(1, keepdim=True).to(scores.dtype) * self.fraction - 1e-6).ceil().long().clamp(min=1)
-        )
+        length = batch.valid.sum(1, keepdim=True).to(scores.dtype)
+        count = (length * self.fraction - 1e-6).ceil().long().clamp(min=1)
         ranked = scores.sort(-1, descending=True).values
-        return marks & (scores >= ranked.gather(1, output_mask - 1))
+        return marks & (scores >= ranked.gather(1, count - 1))
 
 
 @lru_cache(maxsize=8)
@@ -123,6 +125,6 @@ def _check_one_of(rule: str, **thresholds: float | None) -> None:
     given = {name: value for name, value in thresholds.items() if value is not None}
     if len(given) != 1:
         names = " or ".join(thresholds)
-        raise ConfigError(f"asked for {rule}", f"{len(given)} of {names}", f"give {names}, and only one")
-    if "share" in given:
-        check_fraction(given["share"], rule)
+        raise ConfigError(f"{rule} needs one of {names}, got {len(given)}", subject=rule)
+    if "fraction" in given:
+        check_fraction(given["fraction"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from adlm.anchors.rules import AnchorRule
-from adlm.errors import ConfigError, DataError
+from adlm.errors import DataError, OutOfRange
 from adlm.types import Batch
 
 
@@ -18,13 +18,16 @@ class AtPositions(AnchorRule):
 
     def __post_init__(self) -> None:
         if min(self.positions, default=0) < 0:
-            raise ConfigError(f"asked for anchors at {self.positions}", "positions below 0", "count them from 0")
+            raise OutOfRange("positions", self.positions, "at least 0")
 
     def mark(self, batch: Batch) -> Tensor:
         length = batch.tokens.shape[1]
         if max(self.positions, default=-1) >= length:
             raise DataError(
-                f"asked for anchors at {self.positions}", f"rows of {length} tokens", "name positions that rows have"
+                f"asked for anchors at {self.positions}",
+                f"rows of {length} tokens",
+                "name positions that rows have",
+                subject="positions",
             )
         marks = torch.zeros_like(batch.valid)
         marks[:, list(self.positions)] = True

@@ -1,7 +1,7 @@
 """Which tokens are important: anchor rules mark positions of a batch, vectorised on its device.
 
-Here are the interfaces, and the rules that need no more than the row itself. Rules that look at a corpus are in
-`corpus.py`, rules that look at the text of a token in `words.py`.
+This module has the interfaces and the rules that need only the row itself. Rules that use a corpus are in `corpus.py`,
+rules that use the text of a token in `words.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -11,16 +11,22 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from adlm.errors import ConfigError, DataError
+from adlm.errors import ConfigError, DataError, OutOfRange
 from adlm.randomness import Noise
 from adlm.types import Batch
 
 
 @dataclass(frozen=True)
 class AnchorRule(ABC):
+    """Says which tokens are anchors."""
+
     @abstractmethod
     def mark(self, batch: Batch) -> Tensor:
-        """[B, L] bool, False at padding."""
+        """[B, L] bool: the anchors; False at padding."""
+
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse a model of `size` token types of which the rule does not know all."""
+        return  # most rules know nothing about types
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,9 @@ class TypeRule(AnchorRule):
     @abstractmethod
     def types(self) -> Tensor:
         """[V] bool on the CPU: which token types are anchors wherever they stand."""
+
+    def check_vocabulary(self, size: int) -> None:
+        check_types(len(self.types_on(torch.device("cpu"))), size)
 
     def types_on(self, device: torch.device) -> Tensor:
         """The same on a device, made once for each and shared: not to be written to."""
@@ -45,11 +54,22 @@ def _types_on(rule: TypeRule, device: torch.device) -> Tensor:
     return rule.types().to(device)
 
 
+def check_types(known: int, size: int) -> None:
+    """Refuse a rule that knows fewer token types than the model: a GPU would abort at an id out of range."""
+    if known < size:
+        raise ConfigError(
+            f"asked for anchors in a vocabulary of {size} tokens",
+            f"the rule knows {known} types",
+            "make the rule from the tokenizer, or the anchor table of the data, of the model",
+            subject="rule",
+        )
+
+
 def look_up(table: Tensor, batch: Batch, rule: str) -> Tensor:
     """[B, L]: what `table` [V] says of each token. Padding may hold any id, and is read as type 0."""
     tokens = batch.tokens.masked_fill(~batch.valid, 0)
-    # Checked here since a GPU answers an id out of range by stopping the process without a word about it.
-    if tokens.numel():
+    # Only on the CPU: elsewhere the check would hold up every step, and `check_vocabulary` has been made.
+    if tokens.numel() and tokens.device.type == "cpu":
         low, high = torch.stack(tokens.aminmax()).tolist()
         if low < 0 or high >= len(table):
             wrong = (tokens < 0) | (tokens >= len(table))
@@ -58,12 +78,13 @@ def look_up(table: Tensor, batch: Batch, rule: str) -> Tensor:
                 f"asked {rule} for the anchors of row {row}",
                 f"token {int(tokens[wrong][0])}, where the rule knows {len(table)} types",
                 "make the rule from the tokenizer, or the anchor table of the data, that the rows come from",
+                subject=f"row {row}",
             )
     return table[tokens]
 
 
 def counts_in_row(batch: Batch) -> Tensor:
-    """[B, L]: how often each valid token occurs in its own row, in O(L log L) a row and without a [B, V] table."""
+    """[B, L]: how often each valid token occurs in its own row, in O(L log L) per row and without a [B, V] table."""
     ordered, position = batch.tokens.masked_fill(~batch.valid, -1).sort(-1)
     # In a sorted row equal tokens are runs: number the runs, take their sizes, bring these back to the positions.
     begins = torch.ones_like(batch.valid)
@@ -73,16 +94,15 @@ def counts_in_row(batch: Batch) -> Tensor:
     return torch.empty_like(run).scatter(1, position, sizes.gather(1, run))
 
 
-def check_fraction(fraction: float, rule: str) -> None:
+def check_fraction(fraction: float) -> None:
+    """Refuse what is no fraction."""
     if not 0 <= fraction <= 1:
-        raise ConfigError(
-            f"asked for {rule} with a fraction of {fraction}", "not in [0, 1]", "give a fraction, such as 0.2"
-        )
+        raise OutOfRange("fraction", fraction, "from 0 to 1")
 
 
 @dataclass(frozen=True)
 class RareInSequence(AnchorRule):
-    """The paper's: a token is an anchor where it occurs at most `most` times in its own row."""
+    """The paper's rule: a token is an anchor if it occurs at most `most` times in its own row."""
 
     most: int = 5
 
@@ -92,18 +112,23 @@ class RareInSequence(AnchorRule):
 
 @dataclass(frozen=True)
 class Given(AnchorRule):
-    """The anchors that the data brings."""
+    """The anchors that come with the data (`Batch.anchors`)."""
 
     def mark(self, batch: Batch) -> Tensor:
         if batch.anchors is None:
             raise DataError(
-                "asked for the anchors given by the data", "the batch brings none", "use a rule such as RareInSequence"
+                "asked for the anchors given by the data",
+                "the batch has none",
+                "use a rule such as RareInSequence",
+                subject="anchors",
             )
         return batch.anchors & batch.valid
 
 
 @dataclass(frozen=True)
 class EveryToken(AnchorRule):
+    """Every token is an anchor."""
+
     def mark(self, batch: Batch) -> Tensor:
         return batch.valid
 
@@ -120,14 +145,14 @@ class NoToken(AnchorRule):
 class RandomFraction(AnchorRule):
     """Each position with probability `fraction`, whatever stands there: the control that keeps the number of anchors.
 
-    The marks are a function of the seed, the row's draw number and the position, never of the batch around it.
+    The marks are a function of the seed, the row's sample id and the position, never of the batch around it.
     """
 
     fraction: float
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fraction(self.fraction, "RandomShare")
+        check_fraction(self.fraction)
 
     def mark(self, batch: Batch) -> Tensor:
         # A stream of its own: with the corruption's, anchors would be the positions that are masked first.

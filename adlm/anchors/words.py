@@ -1,4 +1,4 @@
-"""An anchor rule that asks what a token says: content words, by a function over the tokens' texts."""
+"""An anchor rule that depends on the text of a token: content words."""
 
 import base64
 import binascii
@@ -33,7 +33,7 @@ FUNCTION_WORDS = frozenset(_WORDS.split())
 def is_content_word(text: str) -> bool:
     """Whether a token's text is more than space, marks and English function words.
 
-    A piece of a word counts as content: what word it belongs to, its type does not tell.
+    A piece of a word counts as content, since its type does not say what word it belongs to.
     """
     return any(c.isalnum() for c in text) and text.strip().strip("'’#").lower() not in FUNCTION_WORDS
 
@@ -42,7 +42,7 @@ def is_content_word(text: str) -> bool:
 class ContentWords(TypeRule):
     """Token types chosen by their text. Made by `ContentWords.from_tokenizer(tokenizer, is_content)`.
 
-    A function is not a value that can be compared or stored; what it says about each token is, and that is kept.
+    A function cannot be compared or stored; what it says about each token can, and that is kept.
 
     Args:
         vocab_size: V, the mask token counted.
@@ -56,9 +56,12 @@ class ContentWords(TypeRule):
         try:
             size = len(base64.b64decode(self.bits, validate=True))
         except (binascii.Error, ValueError) as error:
-            raise ConfigError("asked for ContentWords", f"bits that are not base64: {error}", _MAKE) from error
+            raise ConfigError(
+                "asked for ContentWords", f"bits that are not base64: {error}", _MAKE, subject="bits"
+            ) from error
         if self.vocab_size < 1 or size != (self.vocab_size + 7) // 8:
-            raise ConfigError(f"asked for ContentWords of {self.vocab_size} types", f"{size} bytes of bits", _MAKE)
+            asked = f"asked for ContentWords of {self.vocab_size} types"
+            raise ConfigError(asked, f"{size} bytes of bits", _MAKE, subject="bits")
 
     @classmethod
     def from_tokenizer(

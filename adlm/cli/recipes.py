@@ -12,10 +12,9 @@ from adlm.cli.progress import console
 from adlm.config import to_json, with_changes
 from adlm.distributed import device_for
 from adlm.errors import ConfigError, UnknownName
-from adlm.models.costs import ForwardWork, count_parameters, forward_work, shape_of, training_work
-from adlm.models.language_model import NetworkConfig, Vocabulary
+from adlm.models.costs import ForwardWork, count_parameters, forward_work, training_work
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.sizes import KINDS, SIZES, published
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.matched import mismatch
@@ -115,8 +114,7 @@ def _list_networks(networks: dict[str, NetworkConfig], words: Vocabulary, length
 
 def _layers(network: NetworkConfig) -> str:
     """12 + 6 x 768: layers of the stages, and their width."""
-    stack, layers = shape_of(network)
-    return f"{' + '.join(map(str, layers))} x {stack.width}"
+    return f"{' + '.join(map(str, network.layers))} x {network.width}"
 
 
 def _loss(objective: Objective) -> str:
@@ -169,10 +167,9 @@ def _parts(found: RunPlan) -> str:
 def _show_network(name: str, network: NetworkConfig, words: Vocabulary, length: int, rows: int) -> None:
     parameters = count_parameters(network, words)
     work = forward_work(network, words, length)
-    two_stage = isinstance(network, TwoStageConfig)
-    scored = 1.0 if shape_of(network).stack.causal else 0.5
+    scored = 1.0 if network.causal else 0.5
     # The anchors of a row are most of its tokens (count <= 5 in the row); taken as all, the work is at its highest.
-    step = training_work(network, words, length=length, rows=rows, scored=scored, anchors=float(two_stage))
+    step = training_work(network, words, length=length, rows=rows, scored=scored, anchors=network.stages - 1.0)
     dense = 3 * _dense(network, work, words).forward(rows * length, rows * length)
     table = _two_columns(name)
     table.add_row("parameters", f"{parameters.total:,}")
@@ -191,9 +188,9 @@ def _show_network(name: str, network: NetworkConfig, words: Vocabulary, length: 
 
 def _dense(network: NetworkConfig, work: ForwardWork, words: Vocabulary) -> ForwardWork:
     """The work where a second stage reads logits of every position, as it is published."""
-    if not isinstance(network, TwoStageConfig):
+    if network.hand_over is None:
         return work
-    once, token = network.hand_over.work(words.size, network.anchor.width)
+    once, token = network.hand_over.work(words.size, network.width)
     return work._replace(once=work.once - once, token=work.token - token + 2 * work.logits)
 
 

@@ -141,7 +141,7 @@ def opened(
     elif precision == "bfloat16":
         model.network.bfloat16()
     if compiled:
-        model.network.compile()
+        model.network.compile_blocks()
     return model, model.sampler(sampler, **given)
 
 

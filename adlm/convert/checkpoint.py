@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adlm.convert.names import Name, shown
-from adlm.convert.pickle_data import LARGEST, RefusedPickle, read_pickle
+from adlm.convert.pickle_data import LARGEST, Name, RefusedPickle, read_pickle, shown
 from adlm.errors import ModelError
 
 DTYPES = {

@@ -22,14 +22,12 @@ from torch import Tensor
 
 from adlm.config import from_json
 from adlm.convert.checkpoint import StoredTensor, opened
-from adlm.convert.checkpoint_tokenizer import Carried, carried
-from adlm.convert.description import SEDD, Description, described, lookup
-from adlm.convert.official import current
-from adlm.convert.published import description_of, settings_of
+from adlm.convert.description import SEDD, Description, described, description_of, lookup, settings_of
+from adlm.convert.official import METADATA, current
+from adlm.convert.tokenizer import Carried, carried
 from adlm.errors import ModelError
 from adlm.models.io import ModelConfig
 
-METADATA = "adlm_config"  # under which `to_official` writes down what official files do not say
 _LISTED = 20
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "encoder.json", "vocab.txt")
@@ -74,7 +72,8 @@ def _weights_in(folder: Path, asked: str) -> Path:
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    raise ModelError(asked, f"neither {' nor '.join(_WEIGHTS)} in the folder", "get the missing file")
+    found = f"neither {' nor '.join(_WEIGHTS)} in the folder"
+    raise ModelError(asked, found, "get the missing file", subject=_WEIGHTS[0])
 
 
 @contextmanager
@@ -89,14 +88,19 @@ def _checkpoint(path: Path, asked: str) -> Iterator[Contents]:
     with opened(path) as content:
         state = _state(content)
         if state is None or not all(isinstance(key, str) for key in state):
-            raise ModelError(asked, "no state_dict in it", "name a checkpoint that the official training wrote")
+            raise ModelError(
+                asked, "no state_dict in it", "name a checkpoint that the official training wrote", subject="state_dict"
+            )
         other = [key for key, value in state.items() if not isinstance(value, StoredTensor)]
         if other:
-            raise ModelError(asked, f"keys that are not tensors: {some(other)}", "the file is not an official one")
+            found = f"keys that are not tensors: {some(other)}"
+            raise ModelError(asked, found, "the file is not an official one", subject=other[0])
         hyper_parameters = lookup(content, "hyper_parameters")
         shadow = lookup(content, "ema", "shadow_params")
         if shadow is not None and not (isinstance(shadow, list) and all(isinstance(s, StoredTensor) for s in shadow)):
-            raise ModelError(asked, "EMA weights that are not a list of tensors", "use --weights raw")
+            raise ModelError(
+                asked, "EMA weights that are not a list of tensors", "use --weights raw", subject="weights"
+            )
         weights, bare = _current(state, asked)
         description = SEDD if bare else described(lookup(hyper_parameters, "config"), asked=asked)
         yield Contents(weights, shadow, description, carried(hyper_parameters))
@@ -115,18 +119,19 @@ def _state(content: Any) -> dict[str, Any] | None:
 @contextmanager
 def _safetensors(path: Path, asked: str) -> Iterator[Contents]:
     if not path.is_file():
-        raise ModelError(asked, "no such file", "check the path")
+        raise ModelError(asked, "no such file", "check the path", subject=str(path))
     try:
         with safe_open(path, "pt") as file:
             weights, bare = _current({key: file.get_tensor(key) for key in file.keys()}, asked)  # noqa: SIM118
             ours = (file.metadata() or {}).get(METADATA)
     except (SafetensorError, OSError) as error:
-        raise ModelError(asked, f"it cannot be read: {error}", "the file is damaged: get it again") from error
+        found = f"it cannot be read: {error}"
+        raise ModelError(asked, found, "the file is damaged: get it again", subject=path.name) from error
     try:
         config = from_json(ModelConfig, json.loads(ours)) if ours else None
     except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         found = f"its metadata {METADATA} makes no sense: {error}"
-        raise ModelError(asked, found, "the file is damaged: get it again") from error
+        raise ModelError(asked, found, "the file is damaged: get it again", subject=METADATA) from error
     yield Contents(weights, description=SEDD if bare else Description(), config=config)
 
 
@@ -134,9 +139,12 @@ def _current(weights: Mapping[str, Stored], asked: str) -> tuple[dict[str, Store
     """Weights under the newest official names, and whether they came under SEDD's."""
     if any(key.endswith("wte.weight") for key in weights):
         fix = "name the folder with its config.json and its tokenizer"
-        raise ModelError(asked, "the weights of a GPT-2 alone, which do not say what they belong to", fix)
+        found = "the weights of a GPT-2 alone, which do not say what they belong to"
+        raise ModelError(asked, found, fix, subject="wte.weight")
     bare = "vocab_embed.embedding" in weights
     renamed = {f"backbone.{key}" if bare else current(key): tensor for key, tensor in weights.items()}
     if len(renamed) < len(weights):
-        raise ModelError(asked, "both replica.* and denoiser.* keys", "they are one network's old and new name")
+        raise ModelError(
+            asked, "both replica.* and denoiser.* keys", "they are one network's old and new name", subject="replica"
+        )
     return renamed, bare

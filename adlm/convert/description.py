@@ -1,13 +1,56 @@
-"""What an official checkpoint says of itself beside its weights: the Hydra configuration, read as data."""
+"""What is known of a foreign model beside its weights: what the user says (`Options`) and what its files say.
 
-from dataclasses import dataclass
-from typing import Any
+A checkpoint of the official training holds its Hydra configuration. Published folders have a `config.json`: MDLM's is
+one of transformers, of model type mdlm; SEDD's is the configuration of its training, with sections `graph`, `noise` and
+`model`. All of it is read as data, and no code that comes with a folder is looked at.
+"""
 
-from adlm.convert.names import shown
-from adlm.convert.pickle_data import PickledObject
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from adlm.convert.pickle_data import PickledObject, shown
 from adlm.errors import ModelError
+from adlm.models.io import CONFIG
+from adlm.models.transformers_causal import KINDS
 
+_FIX = f"name a folder of MDLM (model_type mdlm), SEDD, or of transformers' {', '.join(KINDS)}"
 _DEPTH = 8  # of containers in containers at one place; a file may nest them without end
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may say where a file does not, or to choose.
+
+    Args:
+        weights: the moving average (ema, where there is one) or the last step's (raw).
+        heads: attention heads, where neither configuration nor buffers tell.
+        length: tokens per row.
+        rows: wrap: packed rows, of OpenWebText with a begin and an end token; crop: one document a row (LM1B).
+        timed: the network follows the time.
+        tokenizer: a name or folder, where the file carries none.
+        mask_id: the mask token's id, if not the official one.
+    """
+
+    weights: Literal["ema", "raw"] | None = None
+    heads: int | None = None
+    length: int | None = None
+    rows: Literal["wrap", "crop"] | None = None
+    timed: bool | None = None
+    tokenizer: str | None = None
+    mask_id: int | None = None
+
+
+def only(options: Options, known: tuple[str, ...], asked: str) -> Options:
+    """The options, of which a file that says the rest itself leaves no more than `known` to choose."""
+    idle = [
+        field.name for field in fields(options) if field.name not in known and getattr(options, field.name) is not None
+    ]
+    if idle:
+        found = f"the file says itself what {', '.join(idle)} would"
+        raise ModelError(asked, found, "leave out these options", subject=idle[0])
+    return options
 
 
 def plain(node: Any) -> Any:
@@ -94,12 +137,14 @@ def described(config: Any, *, asked: str) -> Description:
             asked,
             f"a network trained with parameterization {shown(str(kind))}",
             "only outputs of subs (MDLM, ADLM), ar and sedd have a meaning here; there is no model for others",
+            subject="parameterization",
         )
     if kind == "sedd" and not timed:
         raise ModelError(
             asked,
             "a network trained with parameterization sedd that is not time-conditioned",
             "its scores are divided by e^0 - 1: there is nothing to convert",
+            subject="time_conditioning",
         )
     noise, by_time = lookup(config, "noise", "type"), flag("training", "change_of_variables")
     if timed and (noise not in (None, "loglinear") or by_time):
@@ -108,6 +153,7 @@ def described(config: Any, *, asked: str) -> Description:
             f"a time-conditioned network with the noise {shown(str(noise))}"
             + (" and change_of_variables" if by_time else ""),
             "models here are told the time of the log-linear schedule; there is no way to convert this one",
+            subject="noise",
         )
     return Description(
         heads=natural(config, "model", "n_heads"),
@@ -117,4 +163,72 @@ def described(config: Any, *, asked: str) -> Description:
         timed=timed,
         wrapped=flag("data", "wrap"),
         scores=kind == "sedd",
+    )
+
+
+def settings_of(folder: Path, asked: str) -> dict[str, Any]:
+    """The `config.json` of a folder that is not a model of this package already."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ModelError(asked, f"a folder without {CONFIG}", _FIX, subject=CONFIG)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        found = f"{CONFIG} cannot be read: {error}"
+        raise ModelError(asked, found, "the file is damaged: get it again", subject=CONFIG) from error
+    if not isinstance(settings, dict):
+        raise ModelError(asked, f"{CONFIG} is not an object", "the file is damaged: get it again", subject=CONFIG)
+    if "format" in settings and "network" in settings:
+        raise ModelError(asked, "a model folder of this package", "load it with `adlm.load`", subject=str(folder))
+    return settings
+
+
+def description_of(settings: dict[str, Any], *, asked: str) -> Description:
+    """Of MDLM's or SEDD's settings; those of others are refused."""
+    kind = settings.get("model_type")
+    if kind == "mdlm":
+        return _mdlm(settings)
+    if kind is None and isinstance(settings.get("graph"), dict) and isinstance(settings.get("model"), dict):
+        return _sedd(settings, asked)
+    whose = f"of model_type {shown(str(kind))}" if kind is not None else "that says of no model here what it is"
+    raise ModelError(asked, f"a {CONFIG} {whose}", _FIX, subject="model_type")
+
+
+def _mdlm(settings: dict[str, Any]) -> Description:
+    timed = settings.get("time_conditioning")
+    return Description(
+        heads=natural(settings, "n_heads"),
+        length=natural(settings, "model_length"),
+        dropout=fraction(settings, "dropout"),
+        causal=False,
+        timed=timed if isinstance(timed, bool) else None,
+        size=natural(settings, "vocab_size"),
+        width=natural(settings, "hidden_dim"),
+        condition=natural(settings, "cond_dim"),
+        layers=natural(settings, "n_blocks"),
+    )
+
+
+def _sedd(settings: dict[str, Any], asked: str) -> Description:
+    """Refuses what is not SEDD's absorbing process as it was published: its outputs would mean something else."""
+    fix = "only SEDD Absorb with scale_by_sigma and the log-linear noise has a counterpart here"
+    for path, published in (
+        (("graph", "type"), "absorb"),
+        (("noise", "type"), "loglinear"),
+        (("model", "scale_by_sigma"), True),
+    ):
+        value = lookup(settings, *path)
+        if value != published:
+            found = f"a SEDD with {'.'.join(path)} {shown(str(value))}, not {published}"
+            raise ModelError(asked, found, fix, subject=".".join(path))
+    tokens = natural(settings, "tokens")
+    return replace(
+        SEDD,
+        heads=natural(settings, "model", "n_heads"),
+        length=natural(settings, "model", "length"),
+        dropout=fraction(settings, "model", "dropout"),
+        size=None if tokens is None else tokens + 1,  # the mask
+        width=natural(settings, "model", "hidden_size"),
+        condition=natural(settings, "model", "cond_dim"),
+        layers=natural(settings, "model", "n_blocks"),
     )

@@ -24,15 +24,16 @@ import torch
 from torch import Tensor
 
 from adlm.convert.checkpoint import StoredTensor
-from adlm.convert.checkpoint_tokenizer import UNUSED, from_checkpoint, named
-from adlm.convert.contents import METADATA, Contents, Stored, read, some
-from adlm.convert.official import BUFFER, key_map
-from adlm.convert.options import Options, only
+from adlm.convert.contents import Contents, Stored, read, some
+from adlm.convert.description import Options, only
+from adlm.convert.official import BUFFER, METADATA, depths, key_map
+from adlm.convert.tokenizer import UNUSED, from_checkpoint, named
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
@@ -58,7 +59,8 @@ def from_official(path: Path, options: Options = Options()) -> Converted:  # noq
             return _converted(contents, options, asked)
     except ConfigError as error:
         # A value that cannot be, as a width that heads do not divide: here it came out of the file, or does not fit it.
-        raise ModelError(asked, f"{error.asked.removeprefix('asked ')}: {error.found}", error.fix) from error
+        found = ": ".join(filter(None, (error.asked.removeprefix("asked "), error.found)))
+        raise ModelError(asked, found, error.fix, subject=error.subject) from error
 
 
 def _converted(contents: Contents, options: Options, asked: str) -> Converted:
@@ -76,7 +78,8 @@ def _converted(contents: Contents, options: Options, asked: str) -> Converted:
         config = contents.config
         # Before anything is built from it: a file may claim any depth.
         if depths(config.network) != layers or config.vocabulary.size != size:
-            raise ModelError(asked, f"metadata {METADATA} of another model", "the file is damaged: get it again")
+            found = f"metadata {METADATA} of another model"
+            raise ModelError(asked, found, "the file is damaged: get it again", subject=METADATA)
     model = _filled(config, {ours: chosen[theirs] for theirs, ours in names.items()}, asked)
     if kind == "AR" and contents.config is None:
         embedding = model.get_parameter("embedding.tokens.weight")
@@ -103,20 +106,15 @@ def _kind(contents: Contents, layers: Mapping[str, int], names: Mapping[str, str
     if not contents.description.scores:
         return kind
     if kind != "MDLM":
-        raise ModelError(asked, f"the weights of an {kind} network with SEDD's outputs", "there is no such model")
+        raise ModelError(
+            asked, f"the weights of an {kind} network with SEDD's outputs", "there is no such model", subject=kind
+        )
     return "SEDD"
-
-
-def depths(network: NetworkConfig) -> dict[str, int] | None:
-    """The layers of each official network; None if there is nothing official like it."""
-    if isinstance(network, TwoStageConfig):
-        return {"backbone": network.anchor.layers, "denoiser": network.denoiser_layers}
-    return {"backbone": network.stack.layers} if isinstance(network, OneStageConfig) else None
 
 
 def _sizes(shape: tuple[int, ...], asked: str) -> tuple[int, int]:
     if len(shape) != 2 or 0 in shape:
-        raise ModelError(asked, f"an embedding of shape {list(shape)}", "the file is not an official one")
+        raise ModelError(asked, f"an embedding of shape {list(shape)}", "not an official file", subject="embedding")
     return shape[0], shape[1]
 
 
@@ -132,7 +130,8 @@ def _names(weights: Mapping[str, Stored], asked: str) -> tuple[dict[str, str], d
         found = "; ".join(
             f"{len(keys)} {what}: {some(keys)}" for what, keys in (("missing", missing), ("not known", extra)) if keys
         )
-        raise ModelError(asked, f"keys {found}", "name a checkpoint of ADLM, MDLM, AR or SEDD (DiT)")
+        subject = sorted(missing or extra)[0]
+        raise ModelError(asked, f"keys {found}", "name a checkpoint of ADLM, MDLM, AR or SEDD (DiT)", subject=subject)
     return names, layers
 
 
@@ -143,7 +142,7 @@ def _chosen(
     weights, averaged = contents.weights, contents.averaged
     raw = {key: weights[key] for key in weights if key in names}
     if averaged is None and options.weights == "ema":
-        raise ModelError(asked, "no EMA weights in it", "use --weights raw")
+        raise ModelError(asked, "no EMA weights in it", "use --weights raw", subject="weights")
     if averaged is None or options.weights == "raw":
         return raw, ["weights: raw" + (", there are no others" if averaged is None else "")]
     # `parameters()` and `state_dict()` walk a network in the same order; only the latter has buffers. The official
@@ -151,11 +150,11 @@ def _chosen(
     order = sorted(raw, key=lambda key: key.startswith("denoiser."))
     if len(averaged) != len(order):
         found = f"{len(averaged)} EMA weights for {len(order)} parameters"
-        raise ModelError(asked, found, "use --weights raw")
+        raise ModelError(asked, found, "use --weights raw", subject="weights")
     for key, tensor in zip(order, averaged, strict=True):
         if tuple(tensor.shape) != tuple(raw[key].shape):
             found = f"an EMA weight of shape {list(tensor.shape)} where {key} has {list(raw[key].shape)}"
-            raise ModelError(asked, found, "use --weights raw")
+            raise ModelError(asked, found, "use --weights raw", subject="weights")
     return dict(zip(order, averaged, strict=True)), ["weights: ema"]
 
 
@@ -168,7 +167,7 @@ def _tokenizer(contents: Contents, size: int, options: Options, asked: str) -> T
         fix = "give the one it was trained with: --tokenizer NAME_OR_FOLDER (a folder with GPT-2's or BERT's files)"
         if size == GPT2_AND_MASK:
             fix += "; of so many ids that is GPT-2's and a mask: --tokenizer gpt2"
-        raise ModelError(asked, "no tokenizer in it that can be read as data", fix)
+        raise ModelError(asked, "no tokenizer in it that can be read as data", fix, subject="tokenizer")
     return from_checkpoint(contents.tokenizer, size, mask_id, asked=asked)
 
 
@@ -180,21 +179,22 @@ def _config(
     causal = kind == "AR"
     if description.causal not in (None, causal):
         found = f"a configuration that says causal={description.causal} with the weights of an {kind} network"
-        raise ModelError(asked, found, "configuration and weights belong to different models")
+        raise ModelError(asked, found, "configuration and weights belong to different models", subject="causal")
     size, width = weights["backbone.vocab_embed.embedding"].shape
     condition = 0 if causal else _rows_of(weights, "backbone.sigma_map.mlp.0.weight")
     for name, value in (("size", size), ("width", width), ("condition", condition), ("layers", layers["backbone"])):
         said = getattr(description, name)
         if said not in (None, value):
             found = f"a configuration that says {name} {said:,} with weights of {name} {value:,}"
-            raise ModelError(asked, found, "configuration and weights belong to different models")
+            raise ModelError(asked, found, "configuration and weights belong to different models", subject=name)
     length = options.length or description.length
     if length is None:
-        raise ModelError(asked, "nothing in it says how long a row is", "give --length, as in --length 1024")
+        fix = "give --length, as in --length 1024"
+        raise ModelError(asked, "nothing in it says how long a row is", fix, subject="length")
     timed = description.timed if options.timed is None else options.timed
     if description.scores and not timed:
         fix = "leave out the option; of an MDLM's backbone, put `backbone.` before the names of its weights"
-        raise ModelError(asked, "a SEDD that does not follow the time", fix)
+        raise ModelError(asked, "a SEDD that is not time-conditioned", fix, subject="timed")
     if timed is None and not causal:
         notes.append("nothing says whether it follows the time: taken not to, as published")
     stack = StackConfig(
@@ -244,14 +244,16 @@ def _heads(contents: Contents, width: int, layers: Mapping[str, int], options: O
             pairs = frequencies.numel()
             exact = torch.logspace(0, -4 * (pairs - 1) / max(pairs, 1), pairs) if pairs else frequencies
             if not pairs or width % (2 * pairs) or not torch.allclose(frequencies, exact, rtol=1e-2, atol=0):
-                raise ModelError(asked, f"{key} is not the rotary one of base 10,000", "there is no model for it here")
+                found_buffer = f"{key} is not the rotary one of base 10,000"
+                raise ModelError(asked, found_buffer, "there is no model for it here", subject=key)
             found[key] = width // (2 * pairs)
     values = {value for value in found.values() if value is not None}
     if not values:
-        raise ModelError(asked, "nothing in it says how many heads attention has", "give --heads, as in --heads 12")
+        fix = "give --heads, as in --heads 12"
+        raise ModelError(asked, "nothing in it says how many heads attention has", fix, subject="heads")
     if len(values) > 1:
         said = ", ".join(f"{where}: {value}" for where, value in found.items() if value is not None)
-        raise ModelError(asked, f"different numbers of heads ({said})", "they have to agree")
+        raise ModelError(asked, f"different numbers of heads ({said})", "they have to agree", subject="heads")
     return values.pop()
 
 
@@ -265,19 +267,19 @@ def _filled(config: ModelConfig, weights: Mapping[str, Stored], asked: str) -> L
         shapes = {name: parameter.shape for name, parameter in config.build().named_parameters()}
     if shapes.keys() != weights.keys():
         differing = sorted(shapes.keys() ^ weights.keys())
-        raise ModelError(asked, f"weights that do not belong together: {some(differing)}", "get the file again")
+        found = f"weights that do not belong together: {some(differing)}"
+        raise ModelError(asked, found, "get the file again", subject=differing[0])
     for name, shape in shapes.items():
         stored = weights[name]
         if tuple(stored.shape) != tuple(shape) or not stored.dtype.is_floating_point:
             found = f"{name} would be {list(stored.shape)} of {stored.dtype} instead of {list(shape)}"
-            raise ModelError(asked, found, "the weights do not belong together")
+            raise ModelError(asked, found, "the weights do not belong together", subject=name)
     loaded = {name: _loaded(stored) for name, stored in weights.items()}
     model = config.build()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(loaded[name])
             if not parameter.isfinite().all():
-                raise ModelError(
-                    asked, f"{name} holds numbers that are not finite", "the run had diverged: take another"
-                )
+                found = f"{name} holds numbers that are not finite"
+                raise ModelError(asked, found, "the run had diverged: take another", subject=name)
     return model

@@ -13,15 +13,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from adlm.convert.contents import some
-from adlm.convert.description import natural
+from adlm.convert.description import Options, natural, only, settings_of
 from adlm.convert.from_official import Converted
-from adlm.convert.options import Options, only
-from adlm.convert.published import settings_of
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import Tokenizer, load_tokenizer
 from adlm.errors import ConfigError, ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.transformers_causal import TransformersCausal, TransformersCausalConfig, architecture_of, fill_from
 
 LONGEST = 1024  # of rows, where the model could read more and nobody says
@@ -39,13 +37,14 @@ def from_transformers(folder: Path, options: Options = Options()) -> Converted: 
     positions = natural(settings, "n_positions") or natural(settings, "max_position_embeddings") or LONGEST
     length = options.length or min(positions, LONGEST)
     if length > positions:
-        raise ModelError(asked, f"rows of {length:,} tokens for a model of {positions:,}", "give a smaller --length")
+        found = f"rows of {length:,} tokens for a model of {positions:,}"
+        raise ModelError(asked, found, "give a smaller --length", subject="length")
     try:
-        config = ModelConfig(TransformersCausalConfig(architecture_of(folder)), vocabulary, Wrapped(length))
-        model = config.build()
+        network = TransformersCausalConfig(architecture_of(folder))
+        config, model = ModelConfig(network, vocabulary, Wrapped(length)), network.build(vocabulary)
     except ConfigError as error:
-        raise ModelError(asked, f"{error.asked.removeprefix('asked ')}: {error.found}", error.fix) from error
-    assert isinstance(model, TransformersCausal)
+        found = ": ".join(filter(None, (error.asked.removeprefix("asked "), error.found)))
+        raise ModelError(asked, found, error.fix, subject=error.subject) from error
     _check_keys(model, shapes, asked)
     unused = _unused(model, shapes, tokenizer, asked)
     fill_from(model, folder, tokenizer.backend.get_vocab(with_added_tokens=True), asked)
@@ -71,10 +70,10 @@ def _shapes(folder: Path, asked: str) -> dict[str, tuple[int, ...]]:
                 found |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             what = f"{path.name} cannot be read: {error}"
-            raise ModelError(asked, what, "the file is damaged: get it again") from error
+            raise ModelError(asked, what, "the file is damaged: get it again", subject=path.name) from error
     if not found:
         fix = "get the model as safetensors, or save it again by `save_pretrained`"
-        raise ModelError(asked, "no model.safetensors in it", fix)
+        raise ModelError(asked, "no model.safetensors in it", fix, subject="model.safetensors")
     return found
 
 
@@ -85,7 +84,7 @@ def _check_keys(model: TransformersCausal, shapes: dict[str, tuple[int, ...]], a
     extra = sorted(name for name in shapes if name not in names and not _BUFFERS.fullmatch(name))
     if extra:
         found = f"keys {len(extra)} not known: {some(extra)}"
-        raise ModelError(asked, found, "config.json and weights belong to different models")
+        raise ModelError(asked, found, "config.json and weights belong to different models", subject=extra[0])
 
 
 def _unused(model: TransformersCausal, shapes: dict[str, tuple[int, ...]], tokenizer: Tokenizer, asked: str) -> int:
@@ -94,12 +93,15 @@ def _unused(model: TransformersCausal, shapes: dict[str, tuple[int, ...]], token
     name = next(name for name, parameter in model.network.named_parameters() if parameter is first)
     rows = next((sum(shapes[key][:1]) for key in (name, name.partition(".")[2]) if key in shapes), None)
     if rows is None:
-        raise ModelError(asked, f"no weights for {name}", "config.json and weights belong to different models")
+        fix = "config.json and weights belong to different models"
+        raise ModelError(asked, f"no weights for {name}", fix, subject=name)
     vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
     tokens = max(index for index in vocabulary.values() if index != tokenizer.mask_id) + 1
     if tokens > rows:
         found = f"a tokenizer of {tokens:,} tokens for {rows:,} embeddings"
-        raise ModelError(asked, found, "give the tokenizer it was trained with: --tokenizer NAME_OR_FOLDER")
+        raise ModelError(
+            asked, found, "give the one it was trained with: --tokenizer NAME_OR_FOLDER", subject="tokenizer"
+        )
     return rows - tokens
 
 

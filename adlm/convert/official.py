@@ -1,12 +1,25 @@
-"""What the official ADLM, MDLM and AR code calls its weights and what they are called here: one table, read both ways.
+"""The names of weights in the official ADLM, MDLM and AR code and here, one table read both ways; and writing theirs.
 
 The official networks are called `backbone` and, with two stages, `denoiser` (`replica` in older files). Only the
 denoiser has another input, a linear map of the backbone's logits. The official AR network has no conditioning.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from adlm.config import to_json
+from adlm.errors import ModelError
+from adlm.models.io import ModelConfig
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
 
 # Of one network; {n} is the number of a block.
 _BLOCK = {
@@ -36,6 +49,7 @@ _EMBEDDING = {"vocab_embed.embedding": "embedding.tokens.weight"}
 _HAND_OVER = {"vocab_embed.0.weight": "hand_over.project.weight", "vocab_embed.0.bias": "hand_over.project.bias"}
 
 BUFFER = "rotary_emb.inv_freq"  # not a parameter: in a state_dict, not among EMA weights
+METADATA = "adlm_config"  # under which `to_official` writes down what official files do not say
 FORMER = "replica."  # what `denoiser.` was called
 
 
@@ -80,3 +94,68 @@ def key_map(layers: Mapping[str, int], *, conditioned: bool) -> dict[str, str]:
 def current(key: str) -> str:
     """An official name as the newest official code has it."""
     return "denoiser." + key.removeprefix(FORMER) if key.startswith(FORMER) else key
+
+
+def depths(network: NetworkConfig) -> dict[str, int] | None:
+    """The layers of each official network; None if there is nothing official like it."""
+    return dict(zip(("backbone", "denoiser"), network.layers, strict=False)) if network.stacks else None
+
+
+def to_official(model: LanguageModel, config: ModelConfig, *, asked: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights under the official names, with the official buffers, and metadata that makes the way back exact.
+
+    A causal model goes over as it is: what it reads before a row is the mask's embedding, where the official code has
+    a begin token in the row.
+    """
+    network, layers = config.network, depths(config.network)
+    if layers is None:
+        raise ModelError(
+            asked, f"a {type(network).__name__}", "the official code has ADLM, MDLM and AR only", subject="network"
+        )
+    stack, *more = network.stacks
+    same: NetworkConfig = OneStageConfig(_official(stack))
+    fits = stack.causal == (stack.condition == 0)
+    if more:
+        same = TwoStageConfig(_official(stack), denoiser_layers=more[0].layers)
+        fits = fits and not stack.causal
+    differing = [] if fits else [f"causal={stack.causal} with condition={stack.condition}"]
+    differing += _differing(to_json(network), to_json(same))
+    if differing:
+        raise ModelError(
+            asked,
+            f"what the official networks have not: {', '.join(differing)}",
+            "only models of the published shape can be written (ADLM and MDLM with conditioning, AR without)",
+            subject=", ".join(differing),
+        )
+    parameters = dict(model.named_parameters())
+    names = key_map(layers, conditioned=stack.condition > 0)
+    weights = {theirs: parameters[ours].detach().contiguous() for theirs, ours in names.items()}
+    width = stack.width // stack.heads
+    for part in layers:
+        weights[f"{part}.{BUFFER}"] = 1.0 / 10_000 ** (torch.arange(0, width, 2).float() / width)
+    return weights, {"format": "pt", METADATA: json.dumps(to_json(config))}
+
+
+def _official(stack: StackConfig) -> StackConfig:
+    """The published stack nearest to one: whatever else there is has its value of leaving it out."""
+    return StackConfig(
+        width=stack.width,
+        heads=stack.heads,
+        layers=stack.layers,
+        dropout=stack.dropout,
+        causal=stack.causal,
+        condition=stack.condition,
+        timed=stack.timed,
+    )
+
+
+def _differing(ours: object, theirs: object, where: str = "") -> list[str]:
+    """The fields in which two configurations differ, as `stack.convolution=4`."""
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
+        return [
+            line
+            for key in ours
+            for line in _differing(ours[key], theirs.get(key), f"{where}.{key}" if where else str(key))
+        ]
+    shown = ours["kind"] if isinstance(ours, dict) else ours
+    return [] if ours == theirs else [f"{where}={shown}"]

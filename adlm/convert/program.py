@@ -21,8 +21,6 @@ from torch.export.graph_signature import InputKind
 from adlm.errors import ConfigError, ModelError, optional_module
 from adlm.models.io import TOKENIZER, ModelConfig
 from adlm.models.language_model import LanguageModel
-from adlm.models.one_stage import OneStage
-from adlm.models.two_stage import TwoStage
 from adlm.text_model import TextModel
 
 Form = Literal["torch-export", "onnx"]
@@ -43,7 +41,7 @@ def export_program(model: TextModel, out: Path, to: Form = "torch-export", *, fo
     if to == "onnx":
         for name in ("onnx", "onnxscript"):
             optional_module(name, extra="onnx", purpose="exporting a model to ONNX")
-    if not isinstance(model.network, OneStage | TwoStage):
+    if not model.config.network.stacks:
         found = f"a {type(model.network).__name__}, which is no network of this package's own"
         raise ConfigError(asked, found, "export it with the tools of the library it comes from")
     network = model.config.build().eval()
@@ -82,7 +80,7 @@ class _Forward(nn.Module):
 def _program(network: LanguageModel, config: ModelConfig) -> ExportedProgram:
     forward, most = _Forward(network), getattr(config.network, "positions", 0)
     example = [torch.zeros(2, min(8, most or 8), dtype=torch.long)]
-    if network.timed:
+    if network.time_conditioned:
         example.append(torch.full((2,), 0.5))
     with network.inference_weights():
         forward(*example)  # what is derived has to be there as numbers before it is traced
@@ -95,7 +93,7 @@ def _shapes(network: LanguageModel, most: int) -> dict[str, dict[int, Any]]:
     """Which sizes are open."""
     rows = Dim("rows", min=1)
     length = Dim("length", min=_shortest(network), **({"max": most} if most else {}))
-    return {"tokens": {0: rows, 1: length}, **({"t": {0: rows}} if network.timed else {})}
+    return {"tokens": {0: rows, 1: length}, **({"t": {0: rows}} if network.time_conditioned else {})}
 
 
 def _shortest(network: LanguageModel) -> int:
@@ -122,7 +120,10 @@ def _trimmed(program: ExportedProgram) -> ExportedProgram:
 
 def _save_onnx(program: ExportedProgram, network: LanguageModel, path: Path) -> None:
     # An axis is named once; the times' is that of the rows.
-    names: dict[str, Any] = {"tokens": {0: "rows", 1: "length"}, **({"t": {0: None}} if network.timed else {})}
+    names: dict[str, Any] = {
+        "tokens": {0: "rows", 1: "length"},
+        **({"t": {0: None}} if network.time_conditioned else {}),
+    }
     with _quiet():
         made = torch.onnx.export(
             program,
@@ -152,7 +153,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _inputs(network: LanguageModel) -> list[str]:
-    return ["tokens", "t"] if network.timed else ["tokens"]
+    return ["tokens", "t"] if network.time_conditioned else ["tokens"]
 
 
 def _outputs(network: LanguageModel) -> list[str]:

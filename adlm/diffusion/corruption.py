@@ -1,7 +1,7 @@
-"""The forward process: which tokens are masked, and what each masked position weighs in the bound.
+"""The forward process: which tokens are masked, and the weight of each masked position in the bound.
 
-A row's noise is a function of its draw number, so it does not depend on the batch around it. Only positions
-that are scored are ever masked: padding and given tokens stay.
+A row's noise is a function of its sample id, so it does not depend on the batch around it. Only scored positions are
+ever masked: padding and given tokens stay.
 """
 
 import math
@@ -14,14 +14,18 @@ from torch import Tensor
 from adlm.anchors.rules import AnchorRule, RareInSequence, TypeRule
 from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.diffusion.times import LowDiscrepancyTimes, Times
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.randomness import Noise
 from adlm.types import Batch, Corrupted
 
 
 @dataclass(frozen=True)
 class Corruption(ABC):
-    """x_0 -> x_t."""
+    """The forward process x_0 -> x_t.
+
+    Args:
+        times: how the noise levels of rows are drawn.
+    """
 
     times: Times = field(default_factory=LowDiscrepancyTimes, kw_only=True)
 
@@ -30,11 +34,11 @@ class Corruption(ABC):
 
     @abstractmethod
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        """With noise levels [B] in [0, 1), from nearly nothing masked to nearly all."""
+        """Corrupt at noise levels [B] in [0, 1), from nearly nothing masked to nearly all."""
 
     @property
     def bounds(self) -> bool:
-        """Whether the weighted loss under this corruption is a bound of the likelihood, in expectation."""
+        """Whether the weighted loss under this corruption bounds the likelihood, in expectation."""
         return True
 
     def _masked(self, probability: Tensor, batch: Batch, noise: Noise) -> Tensor:
@@ -43,7 +47,7 @@ class Corruption(ABC):
 
 def _check_first(first: float) -> None:
     if not 0 <= first < 1:
-        raise ConfigError(f"asked for times from {first} to 1", "not in [0, 1)", "use 1e-3, as published")
+        raise OutOfRange("first", first, "at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class UniformMasking(Corruption):
 
     Args:
         first: the smallest t drawn.
-        steps: times are multiples of 1/steps, and the bound is that of so many reverse steps; 0: continuous.
+        steps: times are multiples of 1/steps, and the bound is that of so many reverse steps; 0 is continuous time.
         importance: draw t in proportion to its weight, log(1 - alpha) uniform, so that every row weighs the same.
     """
 
@@ -64,12 +68,13 @@ class UniformMasking(Corruption):
     def __post_init__(self) -> None:
         _check_first(self.first)
         if self.steps < 0:
-            raise ConfigError(f"asked for {self.steps} steps", "fewer than 0", "give 1 or more, or 0: continuous time")
+            raise OutOfRange("steps", self.steps, "at least 1, or 0 for continuous time")
         if self.importance and (self.steps or not self.first > 0):
             raise ConfigError(
-                f"asked for importance sampled times with first={self.first}, steps={self.steps}",
+                f"asked for importance-sampled times with first={self.first}, steps={self.steps}",
                 "the weight has no finite mean down to t = 0, and steps are drawn evenly",
                 "set first above 0 and steps=0",
+                subject="importance",
             )
 
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
@@ -86,7 +91,8 @@ class UniformMasking(Corruption):
             alpha_t, alpha_s = alpha(t), alpha(t - 1 / self.steps)
             return t, self.steps * (alpha_s - alpha_t) / (1 - alpha_t)
         if self.importance:
-            low, high = (math.log(1 - alpha(level.new_tensor(t)).item()) for t in (self.first, 1.0))
+            # On the CPU, so that no device has to be waited for.
+            low, high = (math.log(1 - float(alpha(torch.tensor(t, dtype=level.dtype)))) for t in (self.first, 1.0))
             t = self.schedule.inverse(1 - torch.exp(low + (high - low) * level))
             # weight(t) over the density of t, on the same average over [first, 1] as evenly drawn times.
             return t, torch.full_like(t, (high - low) / (1 - self.first))
@@ -118,12 +124,13 @@ class CountMasking(Corruption):
 
 @dataclass(frozen=True)
 class AnchoredMasking(Corruption):
-    """Anchors vanish later: a token is masked with probability t^power where it is an anchor, t elsewhere.
+    """Anchors vanish later: a token is masked with probability t^power if it is an anchor, otherwise t.
 
-    Where the rule goes by the token's type alone (`TypeRule`), the state-dependent bound of MD4 holds (arXiv
+    If the rule depends on the token's type only (`TypeRule`), the state-dependent bound of MD4 holds (arXiv
     2406.04329, section 6): with rates p_v / t for type v and predictions mu, a masked position costs
     (p_x0 * -log mu_x0 + sum_v p_v mu_v - p_x0) / t. Objectives take the p_v from `Corrupted.rates`.
-    Where the rule looks at the whole row, what is masked tells of what is hidden: a training curriculum, no bound.
+    If the rule looks at the whole row, the mask reveals something about the hidden tokens: a training curriculum, no
+    bound.
 
     Args:
         power: of anchors; 1 is uniform masking.
@@ -137,7 +144,7 @@ class AnchoredMasking(Corruption):
     def __post_init__(self) -> None:
         _check_first(self.first)
         if not self.power > 0:
-            raise ConfigError(f"asked for anchors with power {self.power}", "not above 0", "use 2, or 1 for no effect")
+            raise OutOfRange("power", self.power, "above 0")
 
     @property
     def bounds(self) -> bool:

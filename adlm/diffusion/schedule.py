@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """alpha falls from (nearly) 1 at t = 0 to (nearly) 0 at t = 1."""
+    """A noise schedule: alpha falls from (nearly) 1 at t = 0 to (nearly) 0 at t = 1."""
 
     @abstractmethod
-    def alpha(self, t: Tensor) -> Tensor: ...
+    def alpha(self, t: Tensor) -> Tensor:
+        """The probability that a token is still visible at time t."""
 
     @abstractmethod
     def slope(self, t: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ class LogLinear(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """alpha = eps + (1 - eps) cos(pi t / 2): few masks for long."""
+    """alpha = eps + (1 - eps) cos(pi t / 2): few masks for a long time."""
 
     eps: float = 1e-3
 
@@ -122,10 +123,10 @@ class Geometric(Schedule):
 
 @dataclass(frozen=True)
 class Clipped(Schedule):
-    """The masked share goes from `low` to `high` alone, as block diffusion trains (BD3-LM, arXiv 2503.09573).
+    """The masked fraction goes from `low` to `high` only, as block diffusion trains (BD3-LM, arXiv 2503.09573).
 
-    It leaves out what little and much masking would cost in variance, and with them a part of the bound: for
-    training, not for reporting.
+    That avoids the variance of very little and very much masking, and leaves out a part of the bound: for training, not
+    for reporting.
     """
 
     low: float = 0.3
@@ -133,9 +134,7 @@ class Clipped(Schedule):
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high <= 1:
-            raise ConfigError(
-                f"asked for masked shares from {self.low} to {self.high}", "not 0 <= low < high <= 1", "mend them"
-            )
+            raise OutOfRange("low, high", (self.low, self.high), "0 <= low < high <= 1")
 
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - self.low - (self.high - self.low) * t

@@ -28,8 +28,9 @@ from adlm.errors import ConfigError, DataError, ModelError
 from adlm.evaluate.hand_over_trials import TRIALS, Trials
 from adlm.evaluate.jackknife import jackknife, ratio
 from adlm.evaluate.result import Figure
-from adlm.models.language_model import Head, LanguageModel, sigma_at
-from adlm.models.two_stage import TwoStage
+from adlm.models.embedding import Head
+from adlm.models.language_model import LanguageModel, sigma_at
+from adlm.models.two_stage import TwoStage, as_two_stage
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.randomness import Noise
 from adlm.types import Batch
@@ -114,14 +115,15 @@ def _word_kind(text: str) -> int:
 
 def check_anchored(model: LanguageModel) -> TwoStage:
     """The model, if it has two stages and masks."""
-    asked = "asked what the anchors of a model do"
-    if not isinstance(model, TwoStage):
-        raise ConfigError(asked, f"a {type(model).__name__}, which has one stage", "name an anchored model")
+    anchored = as_two_stage(model, "what its anchors do")
     if model.causal:
         raise ConfigError(
-            asked, "it writes left to right, and nothing is ever masked", "name a model with bidirectional stacks"
+            "asked what the anchors of a model do",
+            "it writes left to right, and nothing is ever masked",
+            "name a model with bidirectional stacks",
+            subject="attention",
         )
-    return model
+    return anchored
 
 
 class AnchorNumbers:
@@ -189,7 +191,7 @@ class AnchorNumbers:
         rates = torch.full((len(batch.tokens),), level, device=batch.tokens.device)
         mask_id = self.model.vocabulary.mask_id
         _, x_t, t, masked, _, _ = CountMasking().at(rates, batch, mask_id, self._noise(level))
-        return x_t, masked, t if self.model.timed else None
+        return x_t, masked, t if self.model.time_conditioned else None
 
     def _sampled_stage(self, number: int) -> tuple[Tensor, Tensor]:
         """Features of the first stage [N, D] at masked tokens of the first rows, for their mean: both kinds of it."""

@@ -128,7 +128,7 @@ class Scorer:
 
     def exact(self, item: Continuation) -> bool:
         """Whether every way to mask it is looked at."""
-        return not self.model.timed and 2 ** (len(item.tokens) - item.given) - 1 <= self.draws
+        return not self.model.time_conditioned and 2 ** (len(item.tokens) - item.given) - 1 <= self.draws
 
     @torch.no_grad()
     def __call__(

@@ -375,7 +375,9 @@ class AdlmForMaskedLM(AdlmModel):
         MDLM's ancestral sampler (arXiv 2406.07524): each step reveals every remaining mask with the same probability.
         """
         if unknown.keys() - {"pad_token_id"}:  # which pipelines pass along
-            raise TypeError(f"generate() got unknown arguments {', '.join(unknown)}; the package adlm has more samplers")
+            raise TypeError(
+                f"generate() got unknown arguments {', '.join(unknown)}; the package adlm has more samplers"
+            )
         own, length, device = self.config.sampling, self.config.packing["length"], self.device
         steps, top_p = max_denoising_steps or own.get("steps", 256), top_p or own.get("top_p", 1.0)
         prompts = torch.empty(1, 0, dtype=torch.long) if input_ids is None else input_ids

@@ -112,7 +112,7 @@ class AdlmMaskedLM(_Model):
             t: [B], for time-conditioned networks; by default the fraction of masks in a row.
         """
         _check_known(others)
-        if t is None and self.network.timed:
+        if t is None and self.network.time_conditioned:
             visible = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             t = ((input_ids == self.config.mask_token_id) & visible.bool()).sum(-1) / visible.sum(-1)
         features = self.network.features(input_ids, t, segments=_segments(attention_mask))

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adlm.models.block import Block
 from adlm.models.cache import BlockCache, Cache
 from adlm.models.language_model import LanguageModel
-from adlm.models.layers import Block
 
 
 class Past(Cache):

@@ -1,4 +1,4 @@
-"""What a left-to-right model keeps of the rows it has read, so that reading on costs what is new alone.
+"""What a left-to-right model keeps of the rows it has read, so that only new positions have to be computed.
 
 Shapes: B rows, L positions, D width, H heads.
 """
@@ -6,11 +6,11 @@ Shapes: B rows, L positions, D width, H heads.
 import torch
 from torch import Tensor, nn
 
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 
 
 class BlockCache:
-    """Of one block: keys and values [B, H, L, D/H], and the last inputs of its short convolution."""
+    """The cache of one block: keys and values [B, H, L, D/H], and the last inputs of its short convolution."""
 
     def __init__(self, room: int) -> None:
         self.room, self.length = room, 0
@@ -19,15 +19,15 @@ class BlockCache:
         self.inputs: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take those of n new positions [B, H, n, D/H]; gives those of all so far [B, H, length, D/H]."""
+        """Add those of n new positions [B, H, n, D/H]; returns all so far [B, H, length, D/H]."""
         if torch.is_grad_enabled():
-            # A backward pass needs what earlier positions were given: nothing may be written over.
+            # The backward pass needs the tensors of earlier positions: nothing may be overwritten.
             self.keys = k if self.keys is None else torch.cat([self.keys, k], 2)
             self.values = v if self.values is None else torch.cat([self.values, v], 2)
             self.length = self.keys.shape[2]
             return self.keys, self.values
         if self.keys is None or self.values is None:
-            # Not before: only now it is known in which type and on which device they come.
+            # Allocated now, since type and device were not known before.
             self.keys, self.values = (x.new_empty(*x.shape[:2], self.room, x.shape[-1]) for x in (k, v))
         start, end = self.length, self.length + k.shape[2]
         self.keys[:, :, start:end], self.values[:, :, start:end] = k, v
@@ -42,23 +42,24 @@ class BlockCache:
         return both
 
     def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these [B] bool."""
         self.keys, self.values, self.inputs = (
             None if x is None else x[rows] for x in (self.keys, self.values, self.inputs)
         )
 
 
 class Cache:
-    """The memories of all blocks of a model.
+    """The caches of all blocks of a model.
 
-    `length` counts the positions read so far. The first reads the start of a row and each further one a token, so
-    as soon as anything was read that is one more than the tokens known.
+    `length` counts the positions read so far. The first position reads the start of a row and each further one a
+    token, so as soon as anything was read, that is one more than the tokens known.
 
     Args:
         rows: B.
-        room: L; memory for so many positions is set aside when the first are read.
-        t: [B], for time-conditioned models: what is kept belongs to one time.
-        segments: [B, n] of the first positions, where rows do not begin at the first: positions see each other where
-            they are equal. Later positions belong to the segment of the last.
+        room: L; memory for so many positions is allocated when the first are read.
+        t: [B], for time-conditioned models: a cache belongs to one time.
+        segments: [B, n] of the first positions, if rows do not begin at the first: positions see each other if they
+            are equal. Later positions belong to the segment of the last.
     """
 
     def __init__(self, rows: int, room: int, t: Tensor | None = None, segments: Tensor | None = None) -> None:
@@ -66,6 +67,7 @@ class Cache:
         self._memories: dict[nn.Module, BlockCache] = {}
 
     def of(self, block: nn.Module) -> BlockCache:
+        """The cache of one block."""
         if block not in self._memories:
             self._memories[block] = BlockCache(self.room)
         return self._memories[block]
@@ -82,20 +84,20 @@ class Cache:
         self.rows = int(rows.sum())
         self.t = None if self.t is None else self.t[rows]
         self.segments = None if self.segments is None else self.segments[rows]
-        for memory in self._memories.values():
-            memory.keep(rows)
+        for each in self._memories.values():
+            each.keep(rows)
 
     def check(self, inputs: Tensor) -> None:
         """Refuse what cannot be read next."""
         rows, new = inputs.shape
-        asked = f"asked to read on by {new} positions in {rows} rows"
         if rows != self.rows:
-            raise ConfigError(asked, f"the cache has {self.rows} rows", "give it the tokens of each")
+            raise OutOfRange("rows", rows, f"the {self.rows} of the cache")
         if new == 0:
-            raise ConfigError(asked, "the token after what was read is predicted already", "give one token or more")
+            raise OutOfRange("tokens", 0, "at least one: the next token is predicted already")
         if self.length + new > self.room:
             raise ConfigError(
-                asked,
+                f"asked to read {new} more positions",
                 f"{self.length} of the cache's {self.room} positions are taken",
                 "make a longer cache; the last token of a row need not be read",
+                subject="length",
             )

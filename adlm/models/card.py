@@ -10,7 +10,8 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from adlm.data.packing import Packing
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.types import Estimate
 

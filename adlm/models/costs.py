@@ -1,4 +1,4 @@
-"""What a network costs before it is built: parameters, the work of its matrix products, what a step keeps in memory.
+"""What a network costs before it is built: parameters, the work of its matrix products, the memory of a step.
 
 Work is counted in floating-point operations, two for each multiplication with its addition; a backward pass is
 twice its forward pass. Elementwise work is not counted.
@@ -10,33 +10,11 @@ from typing import NamedTuple
 import torch
 
 from adlm.errors import ConfigError
-from adlm.models.language_model import NetworkConfig, Vocabulary
-from adlm.models.one_stage import OneStageConfig
-from adlm.models.stack import StackConfig
-from adlm.models.two_stage import TwoStageConfig
-
-
-class Shape(NamedTuple):
-    """The stack that a network begins with, and the layers of each of its stages."""
-
-    stack: StackConfig
-    layers: tuple[int, ...]
-
-
-def shape_of(network: NetworkConfig) -> Shape:
-    if isinstance(network, OneStageConfig):
-        return Shape(network.stack, (network.stack.layers,))
-    if isinstance(network, TwoStageConfig):
-        return Shape(network.anchor, (network.anchor.layers, network.denoiser_layers))
-    raise ConfigError(
-        f"asked what {type(network).__name__} costs",
-        "only networks of this package are counted",
-        "train it without a plan",
-    )
+from adlm.models.network import NetworkConfig, Vocabulary
 
 
 class Parameters(NamedTuple):
-    """`vocabulary`: embeddings, heads, and maps as large as they; `stacks`: all the rest."""
+    """`vocabulary`: embeddings, heads, and maps of their size; `stacks`: all the rest."""
 
     vocabulary: int
     stacks: int
@@ -56,27 +34,43 @@ def count_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> Paramete
 
 
 class ForwardWork(NamedTuple):
-    """Operations of one forward pass: `once` a call; for each token; for each wanted position, what the last block
-    does after its attention; for each row of logits."""
+    """Operations of one forward pass.
+
+    Args:
+        once: per call.
+        token: per token.
+        output: per position whose features are asked for: what the last block does after its attention.
+        logits: per row of logits.
+    """
 
     once: int
     token: int
-    output_mask: int
+    output: int
     logits: int
 
     def forward(self, tokens: int, positions: int) -> int:
         """Of a pass over so many tokens that makes logits at so many positions."""
-        return self.once + tokens * self.token + positions * (self.output_mask + self.logits)
+        return self.once + tokens * self.token + positions * (self.output + self.logits)
 
 
 def forward_work(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> ForwardWork:
     """Of rows of `length` tokens."""
-    stack, layers = shape_of(network)
-    work = _work(stack, sum(layers), length, vocabulary.size)
-    if not isinstance(network, TwoStageConfig):
-        return work
-    once, token = network.hand_over.work(vocabulary.size, stack.width)
-    return work._replace(once=once, token=work.token + token)
+    _check_counted(network)
+    blocks = [(stack.layers, *stack.block_work(length)) for stack in network.stacks]
+    after = blocks[-1][2]
+    token = 2 * (sum(layers * (before + rest) for layers, before, rest in blocks) - after)
+    once, handed_over = (0, 0) if network.hand_over is None else network.hand_over.work(vocabulary.size, network.width)
+    return ForwardWork(once, token + handed_over, 2 * after, 2 * vocabulary.size * network.width)
+
+
+def _check_counted(network: NetworkConfig) -> None:
+    if not network.stacks:
+        raise ConfigError(
+            f"asked what {type(network).__name__} costs",
+            "only networks of this package are counted",
+            "train it without a plan",
+            subject=type(network).__name__,
+        )
 
 
 def training_work(
@@ -91,7 +85,7 @@ def training_work(
     """Of one step, forward and backward.
 
     Args:
-        scored: fraction of the tokens whose loss is taken: 1 for left-to-right models, one half of a masked one's.
+        scored: fraction of the tokens whose loss is taken: 1 for left-to-right models, one half for masked ones.
         anchors: fraction of the tokens at which the anchor stage's loss is taken.
     """
     tokens = rows * length
@@ -107,34 +101,24 @@ def activation_bytes(
     short: int = 4,
     activation_checkpointing: bool = False,
 ) -> int:
-    """What a training step keeps of each token for its backward pass.
+    """Bytes per token that a training step keeps for its backward pass.
 
-    A block keeps, in widths: the residual stream before each half, in float32; and in the type of its matrix products
-    its two normalised inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2
-    ratio in all. Dropout adds 2, a convolution 1, normalised queries and keys 3, the time 2 of float32 and 2 more. The
-    last block keeps what comes after attention at scored positions alone. Where losses are taken, the last norm's
-    input and output and a gradient are kept too.
+    Every block keeps what `StackConfig.block_activations` says, the last one what comes after attention at scored
+    positions only. Where losses are taken, the last norm's input and output and a gradient are kept too.
 
     Args:
         scored, anchors: as in `training_work`.
         short: bytes of a number in matrix products: 2 in bfloat16.
-        recompute: blocks keep their input alone, and one at a time all the rest.
+        activation_checkpointing: blocks keep their input only, and one at a time all the rest.
     """
-    stack, layers = shape_of(network)
-    before = 4 + short * (5 + bool(stack.convolution) + 3 * stack.query_key_norm) + 4 * stack.timed
-    after = 4 + short * (1 + 2 * stack.mlp_ratio + 2 * bool(stack.dropout)) + (4 + 2 * short) * stack.timed
-    widths = sum(layers) * (before + after) - (1 - scored) * after
+    _check_counted(network)
+    blocks = [(stack.layers, *stack.block_activations(short)) for stack in network.stacks]
+    before, after = blocks[-1][1:]
     if activation_checkpointing:
-        widths = sum(layers) * 4 + before + after
+        widths: float = sum(network.layers) * 4 + before + after
+    else:
+        widths = sum(layers * sum(kept) for layers, *kept in blocks) - (1 - scored) * after
     widths += scored * (8 + short)
-    if len(layers) == 2:
+    if network.stages == 2:
         widths += 8 + anchors * 2 * short
-    return round(widths * stack.width)
-
-
-def _work(stack: StackConfig, layers: int, length: int, size: int) -> ForwardWork:
-    """Maps of 4 + 2 ratio times D x D a layer, 3 of them before attention; and a row of attention scores twice."""
-    square = stack.width**2
-    after = (1 + 2 * stack.mlp_ratio) * square
-    token = layers * (3 * square + after + 2 * length * stack.width) - after
-    return ForwardWork(0, 2 * token, 2 * after, 2 * size * stack.width)
+    return round(widths * network.width)

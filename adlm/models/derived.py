@@ -1,4 +1,4 @@
-"""Weights that are computed from parameters: at each call while training, once and for all while a model is frozen."""
+"""Weights that are computed from parameters: at each call in training, once while no parameter changes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ class Deriving(nn.Module):
         self._kept: dict[str, Any] | None = None
 
     def derived(self, name: str, make: Callable[[], T]) -> T:
-        """`make()`, or what it returned the first time since the model was frozen."""
+        """`make()`, or inside `inference_weights` what it returned the first time."""
         if self._kept is None:
             return make()
         if name not in self._kept:
@@ -30,11 +30,11 @@ class Deriving(nn.Module):
 def inference_weights(model: nn.Module) -> Iterator[None]:
     """Inside, no parameter of `model` may change: derived weights are made once. Without gradients.
 
-    Samplers and scorers run inside it. It may be nested: what the outermost made is dropped when it ends.
+    Samplers and scorers run inside it. It may be nested: derived weights are dropped when the outermost ends.
     """
-    # Weights in parts (FSDP2) come and go with every call: what was made of them must not outlive it.
-    in_parts = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-    modules = [m for m in model.modules() if isinstance(m, Deriving) and m._kept is None and not in_parts]
+    # Sharded weights (FSDP2) are gathered for each call: what was derived from them must not outlive it.
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    modules = [m for m in model.modules() if isinstance(m, Deriving) and m._kept is None and not sharded]
     for module in modules:
         module._kept = {}
     try:

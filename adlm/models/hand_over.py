@@ -1,4 +1,4 @@
-"""How the anchor stage's knowledge reaches the denoiser: hand-overs as values.
+"""What the denoiser reads of the anchor stage: hand-overs as values.
 
 Shapes: B batch, L length, D width, V vocabulary.
 """
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adlm.models.derived import Deriving
-from adlm.models.language_model import Embedding, Head, Vocabulary
+from adlm.models.embedding import Embedding, Head
+from adlm.models.network import Vocabulary
 
 
 class AnchorState(NamedTuple):
-    """What the first stage leaves, [B, L, D] each: its input, its residual stream, what its head reads."""
+    """The output of the anchor stage, [B, L, D] each: its input, its residual stream, what its head reads."""
 
     embedded: Tensor
     residual: Tensor
@@ -29,14 +30,17 @@ class HandOver(ABC):
     """How the denoiser reads the anchor stage."""
 
     @abstractmethod
-    def build(self, vocabulary: Vocabulary, width: int, *, tied_to: Embedding | None) -> "HandOverModule": ...
+    def build(self, vocabulary: Vocabulary, width: int, *, tied_to: Embedding | None) -> "HandOverModule":
+        """The module with random weights; `tied_to` is the embedding if embeddings are tied."""
 
     @abstractmethod
     def work(self, size: int, width: int) -> tuple[int, int]:
-        """Floating-point operations of its products: once a pass, and for each token."""
+        """Floating-point operations of its products: once per pass, and per token."""
 
 
 class HandOverModule(Deriving, ABC):
+    """The weights of a hand-over."""
+
     @abstractmethod
     def forward(self, stage: AnchorState, head: Head) -> Tensor:
         """The denoiser's input [B, L, D]."""
@@ -47,7 +51,7 @@ class Logits(HandOver):
     """The paper's: raw anchor logits through a linear map, W_in (W_out h + b_out) + b_in.
 
     There is nothing nonlinear between the two maps, so they are one map of D x D, (W_in W_out) h + const.,
-    and the logits [B, L, V] are never made. W_in stays a weight of its own where embeddings are tied.
+    and the logits [B, L, V] are never made. W_in remains a weight of its own if embeddings are tied.
     """
 
     def build(self, vocabulary: Vocabulary, width: int, *, tied_to: Embedding | None) -> HandOverModule:
@@ -73,9 +77,9 @@ class _LogitsModule(HandOverModule):
 
 @dataclass(frozen=True)
 class Probabilities(HandOver):
-    """The mean embedding under the anchor's distribution: softmax(W_out h + b_out) E, the mask left out.
+    """The mean embedding under the anchor's distribution: softmax(W_out h + b_out) E, without the mask.
 
-    E is the embedding where it is tied, else a table of its own. The softmax stands between the two maps, so
+    E is the embedding if it is tied, otherwise a table of its own. The softmax stands between the two maps, so
     logits have to be made: a slice of positions at a time, and again in the backward pass.
     """
 
@@ -105,7 +109,7 @@ class _ProbabilitiesModule(HandOverModule):
 
 @dataclass(frozen=True)
 class Hidden(HandOver):
-    """A gated residual: e + sigmoid(G [e, h] + b) * W h, e the embedding at unit size. Tokens, plus what is thought.
+    """A gated residual: e + sigmoid(G [e, h] + b) * W h, e the normalised embedding.
 
     The gate sees whether a position is masked. It starts half open.
     """
@@ -126,7 +130,7 @@ class _HiddenModule(HandOverModule):
         self.project = nn.Linear(width, width, bias=False)
 
     def forward(self, stage: AnchorState, head: Head) -> Tensor:
-        # Embeddings stay small where they are the head as well, and would drown in what is added to them.
+        # Embeddings that are the head as well stay small, and would drown in what is added to them.
         tokens = F.rms_norm(stage.embedded, stage.embedded.shape[-1:])
         open_fraction = torch.sigmoid(self.gate(torch.cat([tokens, stage.anchor], dim=-1)))
         return tokens + open_fraction * self.project(stage.anchor)
@@ -134,7 +138,7 @@ class _HiddenModule(HandOverModule):
 
 @dataclass(frozen=True)
 class Continued(HandOver):
-    """The residual stream simply goes on: the anchor stage is the lower half of one deep stack, read out early."""
+    """The residual stream continues: the anchor stage is the lower half of one deep stack, read out early."""
 
     def build(self, vocabulary: Vocabulary, width: int, *, tied_to: Embedding | None) -> HandOverModule:
         return _ContinuedModule()

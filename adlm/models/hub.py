@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub: found by name, fetched without what loading does not need, errors in our words."""
+"""Models by name: the bundled one, folders, and the Hugging Face Hub, from which only what loading needs is fetched."""
 
 import re
 from collections.abc import Iterator
@@ -27,27 +27,32 @@ BOX = "box"
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
-def find_model(name: str | Path, *, revision: str | None, asked: str, **options: Any) -> Path:
-    """The folder of a model: `name` itself, the one that comes with the package (`box`), or where its files from the
-    Hub are kept.
+def find_model(name: str | Path, *, revision: str | None = None, asked: str = "", **options: Any) -> Path:
+    """The folder of a model, wherever one is expected: `box` (the bundled model), a folder, or owner/name on the Hub.
 
-    A text of the form owner/name that is no folder here is looked up on the Hub, or among what was fetched before
-    if the Hub cannot be reached. A path is only ever a folder.
+    A text of the form owner/name that is no folder here is looked up on the Hub, or in its cache if the Hub cannot be
+    reached. A `Path` is only ever a folder, and `./box` is the folder of that name.
 
     Args:
+        revision: a branch, tag or commit, on the Hub.
+        asked: the first part of error messages.
         options: of `huggingface_hub.snapshot_download`.
     """
-    folder = Path(__file__).parents[1] / BOX if name == BOX else Path(name)  # a folder of that name is ./box
+    asked = asked or f"asked for the model {str(name)!r}"
+    folder = Path(__file__).parents[1] / BOX if name == BOX else Path(name)
     if folder.exists():
         if revision is not None:
-            raise ModelError(asked, f"a folder, and the revision {revision!r}", "leave revision out: it is the Hub's")
+            found = f"a folder, and the revision {revision!r}"
+            raise ModelError(asked, found, "leave revision out: only the Hub has them", subject="revision")
         return folder
+    subject = str(name)
     if isinstance(name, Path):
-        raise ModelError(asked, "no such folder", "name a folder that `adlm demo` or `TextModel.save` wrote")
+        fix = "name a folder that `adlm train` or `TextModel.save` wrote"
+        raise ModelError(asked, "no such folder", fix, subject=subject)
     if not _NAME.fullmatch(name):
-        found = "no folder of that name, and it is no name on the Hub, which would be owner/name"
-        raise ModelError(asked, found, "name a folder that `adlm demo` or `TextModel.save` wrote, owner/name, or box")
-    with explained(asked + ", which is no folder here"):
+        fix = "name a folder that `adlm train` or `TextModel.save` wrote, owner/name, or box"
+        raise ModelError(asked, "no folder of that name, and no name on the Hub (owner/name)", fix, subject=subject)
+    with explained(asked + ", which is no folder here", subject=subject):
         # The config first: whether the model is one of ours shows before gigabytes are on their way.
         config = Path(hf_hub_download(name, FILES[0], revision=revision, **options))
         read_config(config.parent, asked)
@@ -63,24 +68,27 @@ def find_transformers_model(name: str, *, asked: str) -> Path:
     if folder.is_dir():
         return folder
     if not _NAME.fullmatch(name):
-        found = "no folder of that name, and it is no name on the Hub, which would be owner/name"
-        raise ModelError(asked, found, "name a folder, or owner/name, such as openai-community/gpt2")
-    with explained(asked + ", which is no folder here"):
+        found = "no folder of that name, and no name on the Hub (owner/name)"
+        fix = "name a folder, or owner/name, such as openai-community/gpt2"
+        raise ModelError(asked, found, fix, subject=name)
+    with explained(asked + ", which is no folder here", subject=name):
         patterns = ["config.json", "tokenizer.json", "model*.safetensors", "model.safetensors.index.json"]
         return Path(snapshot_download(name, allow_patterns=patterns))
 
 
-def push_folder(folder: Path, name: str, *, private: bool | None = None, token: str | bool | None = None) -> str:
-    """Upload the model in a folder as it is; returns the address of the commit.
+def push_folder(folder: str | Path, name: str, *, private: bool | None = None, token: str | bool | None = None) -> str:
+    """Upload the model in a folder, or `box`, as it is; returns the address of the commit.
 
     Its card goes with it, with the training data and the figures that it states, unless one on the Hub was edited.
     """
     asked = f"asked to push the model in {folder} to {name!r}"
+    folder = find_model(Path(folder) if folder != BOX else BOX, asked=asked)
     read_config(folder, asked)
     for file in FILES:
         if not (folder / file).is_file():
-            raise ModelError(asked, f"no {file} in it", "name a folder that `adlm train` or `TextModel.save` wrote")
-    with explained(asked):
+            fix = "name a folder that `adlm train` or `TextModel.save` wrote"
+            raise ModelError(asked, f"no {file} in it", fix, subject=file)
+    with explained(asked, subject=name):
         api = HfApi(token=token)
         name = api.create_repo(name, private=private, exist_ok=True).repo_id
         files = [*FILES, TOKENIZER_CONFIG, GENERATION_CONFIG, REMOTE_CODE]  # the last ones if they are there
@@ -97,8 +105,12 @@ def has_edited_card(name: str, *, revision: str | None, token: str | bool | None
 
 
 @contextmanager
-def explained(asked: str) -> Iterator[None]:
-    """The errors of the Hub's library in our three parts."""
+def explained(asked: str, *, subject: str = "") -> Iterator[None]:
+    """The errors of the Hub's library as `ModelError`s."""
+
+    def refused(found: str, fix: str) -> ModelError:
+        return ModelError(asked, found, fix, subject=subject)
+
     login = "a private one needs `hf auth login`"
     try:
         yield
@@ -106,27 +118,27 @@ def explained(asked: str) -> Iterator[None]:
         raise
     except GatedRepoError as error:
         fix = "ask for access on its page on the Hub, then log in by `hf auth login`"
-        raise ModelError(asked, f"the model is gated: {_first_line(error)}", fix) from error
+        raise refused(f"the model is gated: {_first_line(error)}", fix) from error
     except RepositoryNotFoundError as error:
-        raise ModelError(asked, "no such model on the Hub", f"check owner/name; {login}") from error
+        raise refused("no such model on the Hub", f"check owner/name; {login}") from error
     except RevisionNotFoundError as error:
-        raise ModelError(asked, "the model has no such revision", "name a branch, a tag or a commit of it") from error
+        raise refused("the model has no such revision", "name a branch, a tag or a commit of it") from error
     except OfflineModeIsEnabled as error:
-        raise ModelError(asked, f"the Hub cannot be asked: {_first_line(error)}", "unset HF_HUB_OFFLINE") from error
+        raise refused(f"the Hub cannot be asked: {_first_line(error)}", "unset HF_HUB_OFFLINE") from error
     except LocalEntryNotFoundError as error:
-        # The library also says so where it was told to look nowhere else.
+        # The library also says so if it was told to look nowhere else.
         found = f"the Hub cannot be reached, and the model is not in the cache: {_first_line(error.__cause__ or error)}"
-        raise ModelError(asked, found, "check the network and HF_HUB_OFFLINE, or name a folder") from error
+        raise refused(found, "check the network and HF_HUB_OFFLINE, or name a folder") from error
     except EntryNotFoundError as error:
         found = f"the repository has no {FILES[0]}: it is no model of this package"
-        raise ModelError(asked, found, "check owner/name; official checkpoints become one by `adlm convert`") from error
+        raise refused(found, "check owner/name; `adlm convert` makes models of official checkpoints") from error
     except HFValidationError as error:
-        raise ModelError(asked, _first_line(error), "give owner/name") from error
+        raise refused(_first_line(error), "give owner/name") from error
     except HfHubHTTPError as error:
-        raise ModelError(asked, f"the Hub refused: {_first_line(error)}", f"check the account; {login}") from error
+        raise refused(f"the Hub refused: {_first_line(error)}", f"check the account; {login}") from error
     except Exception as error:  # httpx or requests, by the version of huggingface_hub, without a root in common
         found = f"the Hub gave {type(error).__name__}: {_first_line(error)}"
-        raise ModelError(asked, found, "check the network, or name a folder") from error
+        raise refused(found, "check the network, or name a folder") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Products with weights of 8 bits, for sampling and scoring on a CPU: quicker, and not exact.
+"""Products with int8 weights, for sampling and scoring on a CPU: faster, and not exact.
 
 Each output channel of a weight has a scale of its own, and so has each row of activations.
 """
@@ -51,4 +51,4 @@ def check_supported(device: torch.device) -> None:
     """Refuse where there is no kernel for it."""
     found = f"the model is on {device.type}" if device.type != "cpu" else "this build of PyTorch has no kernel for them"
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        raise ConfigError("asked for products in 8 bits", found, "use bfloat16 there")
+        raise ConfigError("asked for int8 weights", found, "use bfloat16 there", subject="int8")

@@ -19,7 +19,8 @@ from adlm.data.packing import Packing
 from adlm.data.tokenizer import Roles, Tokenizer, load_tokenizer
 from adlm.errors import AdlmError, ModelError
 from adlm.models.card import CARD, Facts, card_text, may_replace
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
 from adlm.models.transformers_files import config_fields, own_fields, write_files
@@ -101,6 +102,15 @@ def config_json(config: ModelConfig, roles: Roles) -> dict[str, Any]:
         stack = network.stack if isinstance(network, OneStageConfig) else network.anchor
         fields = config_fields(roles, causal=stack.causal, tied=network.tied)
     return {"format": FORMAT, **fields, **to_json(config)}
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder says that it is a model of this package, whole or not."""
+    try:
+        data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and {"format", "network"} <= own_fields(data).keys()
 
 
 def load_model(folder: Path, *, asked: str = "") -> tuple[LanguageModel, ModelConfig, Tokenizer]:

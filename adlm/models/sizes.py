@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from adlm.errors import UnknownName
-from adlm.models.language_model import NetworkConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

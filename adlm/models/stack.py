@@ -1,16 +1,21 @@
 """The one transformer stack from which every model is built: [B, L, D] in, [B, L, D] out."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
+from adlm.models.block import Block, Outputs
 from adlm.models.cache import Cache
 from adlm.models.derived import Deriving
-from adlm.models.layers import Block, Layout, Norm, Rotary, TimeEmbedding, positions_in
+from adlm.models.layers import Layout, Norm, Rotary, TimeEmbedding, positions_in
+
+# Which positions a position sees: those to its left, or all.
+Attention = Literal["causal", "full"]
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,10 @@ class StackConfig:
         convolution: size of the short convolution in each block; 0 is none, as published.
         condition: width of the conditioning of adaptive norms, 128 as published; 0 leaves them out.
         timed: the conditioning follows the time; otherwise, as published, it is that of t = 0 for all t.
-        query_key_norm: queries and keys of unit size, which small runs learn faster with; not as published. Scores are
-            then the root of a head's width at most: narrow heads cannot single out one of hundreds of tokens.
-        input_reinjection: the input enters at unit size, and is added again before the block of this number; 0, as
-            published, is never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
+        query_key_norm: normalise queries and keys, with which small runs learn faster; not as published. Scores are
+            then at most the root of a head's width: narrow heads cannot single out one of hundreds of tokens.
+        input_reinjection: normalise the input and add it again before the block of this number; 0, as published, is
+            never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
     """
 
     width: int = 128
@@ -40,26 +45,46 @@ class StackConfig:
     input_reinjection: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.width, self.heads, self.layers, self.mlp_ratio) < 1:
-            raise ConfigError(
-                f"asked for width {self.width}, {self.heads} heads, {self.layers} layers, MLP ratio {self.mlp_ratio}",
-                "one of them is below 1",
-                "give 1 or more",
-            )
+        for name in ("width", "heads", "layers", "mlp_ratio"):
+            if getattr(self, name) < 1:
+                raise OutOfRange(name, getattr(self, name), "at least 1")
         if self.width % (2 * self.heads):
             raise ConfigError(
                 f"asked for width {self.width} with {self.heads} heads",
                 "rotary positions need an even number of channels per head",
                 f"choose a multiple of {2 * self.heads}",
+                subject="width",
             )
         if not 0 <= self.input_reinjection < self.layers:
-            raise ConfigError(
-                f"asked to read tokens again before block {self.input_reinjection}",
-                f"blocks go from 0 to {self.layers - 1}",
-                "give one of them; 0 is never",
-            )
+            raise OutOfRange("input_reinjection", self.input_reinjection, f"a block from 1 to {self.layers - 1}, or 0")
         if self.timed and not self.condition:
-            raise ConfigError("asked for a timed stack", "condition is 0", "give the conditioning a width, such as 128")
+            raise ConfigError(
+                "timed=True needs a conditioning: set condition to its width, such as 128", subject="condition"
+            )
+
+    @property
+    def attention(self) -> Attention:
+        """Which positions a position sees."""
+        return "causal" if self.causal else "full"
+
+    def block_work(self, length: int) -> tuple[int, int]:
+        """Multiplications per token in a block, in rows of `length`: up to the attention scores, and after them.
+
+        3 maps of D x D and a row of scores twice; then 1 + 2 ratio maps.
+        """
+        square = self.width**2
+        return 3 * square + 2 * length * self.width, (1 + 2 * self.mlp_ratio) * square
+
+    def block_activations(self, short: int) -> tuple[int, int]:
+        """Bytes per token, in units of D, that a block keeps for its backward pass: before attention, and after it.
+
+        The residual stream before each half, in float32; and in the type of matrix products, of `short` bytes, its two
+        normalised inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2 ratio
+        in all. Dropout adds 2, a convolution 1, normalised queries and keys 3, the time 2 of float32 and 2 more.
+        """
+        before = 4 + short * (5 + bool(self.convolution) + 3 * self.query_key_norm) + 4 * self.timed
+        after = 4 + short * (1 + 2 * self.mlp_ratio + 2 * bool(self.dropout)) + (4 + 2 * short) * self.timed
+        return before, after
 
     def build(self) -> "Stack":
         return Stack(self)
@@ -77,20 +102,7 @@ class Stack(Deriving):
         self.config = config
         self.checkpointing = False
         self.rotary = Rotary(config.width // config.heads)
-        self.blocks = nn.ModuleList(
-            Block(
-                config.width,
-                config.heads,
-                mlp_ratio=config.mlp_ratio,
-                dropout=config.dropout,
-                causal=config.causal,
-                convolution=config.convolution,
-                condition=config.condition,
-                timed=config.timed,
-                query_key_norm=config.query_key_norm,
-            )
-            for _ in range(config.layers)
-        )
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = Norm(config.width)
         self.time = TimeEmbedding(config.condition) if config.condition else None
         self.modulation = nn.Linear(config.condition, 2 * config.width) if config.condition else None
@@ -109,10 +121,10 @@ class Stack(Deriving):
         """x [B, L, D] -> the residual stream after the last block, and what a head reads: that, normalised.
 
         Args:
-            sigma: -log alpha_t [B], for timed stacks.
-            segments: [B, L] numbers; positions see each other where they are equal. Each number has one run of
-                positions in a row.
-            wanted: [B, L] bool; with it both results are [N, D], at these positions alone.
+            sigma: -log alpha_t [B], for time-conditioned stacks.
+            segments: [B, L] numbers; positions see each other if they are equal. Each number has one run of positions
+                in a row.
+            output_mask: [B, L] bool; with it both results are [N, D], at these positions only.
             cache: of the positions before these, for causal stacks; it gets what blocks keep of these, and knows the
                 segments.
         """
@@ -120,6 +132,7 @@ class Stack(Deriving):
         if cache is not None:
             segments = cache.segments_after(x.shape[1])
         layout = self._layout(x, segments, 0 if cache is None else cache.length)
+        outputs = None if output_mask is None else Outputs.of(output_mask)
         last, again = len(self.blocks) - 1, self.config.input_reinjection
         if again:
             x = embedded = F.rms_norm(x, x.shape[-1:])
@@ -127,13 +140,13 @@ class Stack(Deriving):
             if again and i == again:
                 x = x + embedded
             memory = None if cache is None else cache.of(block)
-            arguments = (x, layout, condition, output_mask if i == last else None, memory)
-            # What a cache was given once it would be given again in the backward pass.
+            arguments = (x, layout, condition, outputs if i == last else None, memory)
+            # Recomputing would append to the cache a second time.
             if self.checkpointing and self.training and cache is None:
                 x = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x = block(*arguments)
-        return x, self._normalised(x, condition, output_mask)
+        return x, self._normalised(x, condition, outputs)
 
     def _layout(self, x: Tensor, segments: Tensor | None, start: int) -> Layout:
         """Of the positions `start` and after; `segments` [B, start + L] has those before them too."""
@@ -148,13 +161,12 @@ class Stack(Deriving):
         cos, sin = self.rotary(positions_in(segments)[:, start:, None, None])
         return Layout(cos, sin, segments, apart if hidden is None else apart | hidden)
 
-    def _normalised(self, x: Tensor, condition: Tensor | None, output_mask: Tensor | None) -> Tensor:
+    def _normalised(self, x: Tensor, condition: Tensor | None, outputs: Outputs | None) -> Tensor:
         if self.modulation is None:
             return self.norm(x)
         if self.config.timed:
-            modulation = self.modulation(condition)[:, None]
-            if output_mask is not None:
-                modulation = modulation.expand(-1, output_mask.shape[1], -1)[output_mask]
+            modulation = self.modulation(condition)
+            modulation = modulation[:, None] if outputs is None else outputs.select_rows(modulation)
             shift, scale = modulation.chunk(2, dim=-1)
             return self.norm(x) * (1 + scale) + shift
         gain, shift = self.derived("last", lambda: self._last(condition))
@@ -173,5 +185,5 @@ class Stack(Deriving):
         if not self.config.timed:
             return self.derived("condition", lambda: time(torch.zeros(1, device=self.norm.weight.device)))
         if sigma is None:
-            raise ConfigError("asked a timed model for features", "no time given", "pass t")
+            raise ConfigError("a time-conditioned model needs the time: pass t", subject="t")
         return time(sigma)

@@ -18,8 +18,11 @@ from torch import Tensor, nn
 
 from adlm.errors import ConfigError, ModelError, UnknownName, optional_module
 from adlm.models.cache import Cache
-from adlm.models.language_model import Head, LanguageModel, NetworkConfig, Vocabulary, shifted
+from adlm.models.embedding import Head, check_length
+from adlm.models.language_model import LanguageModel, shift_right
 from adlm.models.layers import positions_in
+from adlm.models.network import NetworkConfig, Vocabulary
+from adlm.models.stack import Attention, StackConfig
 from adlm.types import Features
 
 KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3")
@@ -46,14 +49,58 @@ class TransformersCausalConfig(NetworkConfig):
         try:
             settings = json.loads(self.architecture)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(_ASKED, f"its architecture is not JSON: {error}", "take it from a config.json") from error
+            raise ConfigError(
+                _ASKED, f"its architecture is not JSON: {error}", "take it from a config.json", subject="architecture"
+            ) from error
         kind = settings.get("model_type") if isinstance(settings, dict) else None
         if not isinstance(kind, str):
-            raise ConfigError(_ASKED, "no model_type in its architecture", f"name one of {', '.join(KINDS)}")
+            raise ConfigError(
+                _ASKED, "no model_type in its architecture", f"name one of {', '.join(KINDS)}", subject="model_type"
+            )
         if kind not in KINDS:
             raise UnknownName("model_type of transformers", kind, KINDS)
         if refused := [name for name in settings if name.startswith("_") or name in _REFUSED]:
-            raise ConfigError(_ASKED, f"{', '.join(refused)} in its architecture", "leave that out: it may name code")
+            raise ConfigError(
+                _ASKED,
+                f"{', '.join(refused)} in its architecture",
+                "leave that out: it may name code",
+                subject=refused[0],
+            )
+
+    @property
+    def stacks(self) -> tuple[StackConfig, ...]:
+        return ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (self._setting("num_hidden_layers", "n_layer"),)
+
+    @property
+    def width(self) -> int:
+        return self._setting("hidden_size", "n_embd")
+
+    @property
+    def attention(self) -> Attention:
+        return "causal"
+
+    @property
+    def learned_positions(self) -> int:
+        return self._setting("n_positions") if self._given["model_type"] == "gpt2" else 0
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        given: dict[str, Any] = json.loads(self.architecture)
+        return given
+
+    def _setting(self, *names: str) -> int:
+        """A number by the name it has in this kind of network; what is not given has the library's default."""
+        given = self._given
+        if found := [given[name] for name in names if name in given]:
+            try:
+                return int(found[0])
+            except (TypeError, ValueError) as error:
+                raise _not_built(error) from error
+        return int(getattr(_settings(self, Vocabulary(1, 0)), names[0]))
 
     def build(self, vocabulary: Vocabulary) -> "TransformersCausal":
         return TransformersCausal(self, vocabulary)
@@ -65,33 +112,37 @@ def architecture_of(folder: Path) -> str:
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(asked, f"no config.json that can be read: {error}", "name a model's folder") from error
+        raise ModelError(
+            asked, f"no config.json that can be read: {error}", "name a model's folder", subject="config.json"
+        ) from error
     if not isinstance(settings, dict) or "model_type" not in settings:
         found = "its config.json is not one of the library transformers"
-        raise ModelError(asked, found, "name a model of that library; one of this package is loaded by adlm.load")
+        fix = "name a model of that library; one of this package is loaded by adlm.load"
+        raise ModelError(asked, found, fix, subject="model_type")
     return json.dumps({key: settings[key] for key in sorted(settings) if key[0] != "_" and key not in _LEFT_OUT})
 
 
 class TransformersCausal(LanguageModel):
+    """The network of a `TransformersCausalConfig`."""
+
+    config: TransformersCausalConfig
     head: Head
-    causal = True
 
     def __init__(self, config: TransformersCausalConfig, vocabulary: Vocabulary) -> None:
-        super().__init__()
-        self.config, self.vocabulary = config, vocabulary
+        super().__init__(config, vocabulary)
         self.network: Any = _network(config, vocabulary)
         self.head = _OwnHead(vocabulary, self.network.get_output_embeddings())
 
     def _features(
         self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
     ) -> Features:
-        vectors = self._vectors(shifted(tokens, self.vocabulary.mask_id, segments))
+        vectors = self.embed_inputs(shift_right(tokens, self.vocabulary.mask_id, segments))
         return self._read(vectors, segments, 0, None, output_mask)
 
-    def _vectors(self, inputs: Tensor) -> Tensor:
+    def embed_inputs(self, inputs: Tensor) -> Tensor:
         return self.network.get_input_embeddings()(inputs)
 
-    def _extended(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
+    def extend_vectors(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
         return self._read(vectors, cache.segments_after(vectors.shape[1]), cache.length, cache, output_mask)
 
     def _read(
@@ -100,7 +151,8 @@ class TransformersCausal(LanguageModel):
         """Of the positions `start` and after; `segments` has those before them too, and `cache` what they left."""
         base, options = self.network.base_model, {}
         length, end = vectors.shape[1], start + vectors.shape[1]
-        self._check_length(end)
+        if self.learned_positions:
+            check_length(end, self.learned_positions)
         if cache is not None or segments is not None:
             seen = torch.ones(length, end, dtype=torch.bool, device=vectors.device).tril(start)[None, None]
             positions = torch.arange(start, end, device=vectors.device)[None]
@@ -112,33 +164,23 @@ class TransformersCausal(LanguageModel):
         final = base(inputs_embeds=vectors, past_key_values=past, use_cache=False, **options).last_hidden_state
         return Features(final if output_mask is None else final[output_mask])
 
-    def _check_length(self, length: int) -> None:
-        positions = getattr(self.network.base_model, "wpe", None)
-        if positions is not None and length > positions.num_embeddings:
-            raise ConfigError(
-                f"asked to read rows of {length} tokens",
-                f"the model has learned {positions.num_embeddings} positions",
-                "use shorter rows, or a model with rotary positions",
-            )
-
     def logits(self, final: Tensor) -> Tensor:
         return self.head(final)
 
     def checkpoint_activations(self, on: bool = True) -> None:
         if on:
-            found = "the library drops what is kept of earlier positions when it does that"
             raise ConfigError(
-                "asked a network of transformers to store fewer activations", found, "use smaller batches"
+                "asked a network of transformers to store fewer activations",
+                "the library drops its cache when it does that",
+                "use smaller batches",
+                subject="activation_checkpointing",
             )
 
     def use_int8(self, on: bool = True) -> None:
         if on:
-            found = "weights of 8 bits are for the stacks of this package"
-            raise ConfigError(
-                "asked a network of transformers to use weights of 8 bits", found, "leave them as they are"
-            )
+            raise ConfigError("int8 weights are available for the stacks of this package only", subject="int8")
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile_blocks(self, *args: Any, **kwargs: Any) -> None:
         self.network.base_model.compile(*args, **kwargs)
 
 
@@ -180,7 +222,8 @@ def fill_from(model: TransformersCausal, folder: Path, vocabulary: dict[str, int
         vocabulary: the ids of the run's tokens.
     """
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(asked, "no file of safetensors in it", "get the model as safetensors: pickles are never read")
+        fix = "get the model as safetensors: pickles are never read"
+        raise ModelError(asked, "no safetensors file in it", fix, subject="safetensors")
     _check_same(model, folder, asked)
     try:
         other, report = _transformers().AutoModelForCausalLM.from_pretrained(
@@ -192,9 +235,9 @@ def fill_from(model: TransformersCausal, folder: Path, vocabulary: dict[str, int
             output_loading_info=True,
         )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ModelError(asked, f"its weights cannot be read: {error}", _DAMAGED) from error
+        raise ModelError(asked, f"its weights cannot be read: {error}", _DAMAGED, subject="weights") from error
     if missing := sorted(report["missing_keys"]):
-        raise ModelError(asked, f"no weights for {', '.join(missing[:5])}", _DAMAGED)
+        raise ModelError(asked, f"no weights for {', '.join(missing[:5])}", _DAMAGED, subject=missing[0])
     first, last = other.get_input_embeddings().weight, model.network.get_output_embeddings().weight
     known = min(len(first), model.vocabulary.size, _known_tokens(folder, vocabulary, asked) or len(first))
     by_token = {model.network.get_input_embeddings().weight, last}
@@ -224,7 +267,8 @@ def _check_same(model: TransformersCausal, folder: Path, asked: str) -> None:
     ]
     if names:
         found = ", ".join(f"{name} is {theirs.get(name)} in it and {ours.get(name)} in the run" for name in names)
-        raise ModelError(asked, found, "take the network's architecture from the same folder (architecture_of)")
+        fix = "take the network's architecture from the same folder (architecture_of)"
+        raise ModelError(asked, found, fix, subject=names[0])
 
 
 def _known_tokens(folder: Path, vocabulary: dict[str, int], asked: str) -> int | None:
@@ -236,7 +280,7 @@ def _known_tokens(folder: Path, vocabulary: dict[str, int], asked: str) -> int |
     other = [token for token, index in theirs.items() if vocabulary.get(token) != index]
     if other:
         found = f"{len(other):,} of its {len(theirs):,} tokens, {other[0]!r} among them, have other ids in the run"
-        raise ModelError(asked, found, f"set data.tokenizer={folder}")
+        raise ModelError(asked, found, f"set data.tokenizer={folder}", subject="data.tokenizer")
     return max(theirs.values()) + 1
 
 
@@ -262,13 +306,14 @@ def _settings(config: TransformersCausalConfig, vocabulary: Vocabulary) -> Any:
         raise _not_built(error) from error
     if any(kind != "full_attention" for kind in getattr(settings, "layer_types", None) or ()):
         found = "some of its layers see a window only"
-        raise ConfigError(_ASKED, found, "choose a model whose positions see all before them")
+        raise ConfigError(_ASKED, found, "choose a model whose positions see all before them", subject="layer_types")
     return settings
 
 
 def _not_built(error: Exception) -> ConfigError:
     line = next(iter(str(error).splitlines()), "")
-    return ConfigError(_ASKED, f"it cannot be built: {type(error).__name__} {line}", "check its architecture")
+    found = f"it cannot be built: {type(error).__name__} {line}"
+    return ConfigError(_ASKED, found, "check its architecture", subject="architecture")
 
 
 def _transformers() -> ModuleType:

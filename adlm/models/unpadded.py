@@ -1,7 +1,7 @@
-"""Padding left out of the work: the texts of padded rows put side by side on fewer rows, and the results put back.
+"""Computing without padding: the texts of padded rows are packed into fewer rows, and the features unpacked.
 
-Rows of one sentence each are mostly padding (published LM1B: 128 positions for about 28 tokens). Segments keep
-texts from seeing each other on a shared row just as they keep padding out, so the features are the same.
+Rows of one sentence each are mostly padding (published LM1B: 128 positions for about 28 tokens). Segments keep texts
+in one row from seeing each other just as they keep padding out, so the features are the same.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adlm.types import Features
 
-# Below this fraction of text in a batch, fewer rows repay the sorting. benchmarks/core/padding.py measures it.
+# Repacking pays below this fraction of text in a batch. benchmarks/core/padding.py measures it.
 WORTHWHILE = 0.8
 
 
@@ -25,30 +25,33 @@ class PackingPlan(NamedTuple):
 
 
 def plan_for(segments: Tensor) -> PackingPlan | None:
-    """Where texts of padded rows [B, L] go; None where that does not pay."""
+    """Where the texts of padded rows [B, L] go; None if repacking does not pay.
+
+    The plan is made on the CPU, so an accelerator is waited for once: to copy `segments`.
+    """
+    device, segments = segments.device, segments.cpu()
     rows, length = segments.shape
     text = segments >= 0
     lengths = text.sum(-1)
     starts = text.to(torch.uint8).argmax(-1)
-    positions = torch.arange(length, device=segments.device) - starts[:, None]
-    whole = bool((text == ((positions >= 0) & (positions < lengths[:, None]))).all())  # one run of text a row
+    positions = torch.arange(length) - starts[:, None]
+    whole = bool((text == ((positions >= 0) & (positions < lengths[:, None]))).all())  # one run of text per row
     if not whole or int(lengths.sum()) > WORTHWHILE * segments.numel():
         return None
     row_of, first, count = _packed(lengths.tolist(), length)
     if count >= rows:
         return None
-    target = torch.tensor(row_of, device=segments.device) * length + torch.tensor(first, device=segments.device)
-    new = (target[:, None] + positions)[text]
+    new = ((torch.tensor(row_of) * length + torch.tensor(first))[:, None] + positions)[text]
     old = text.flatten().nonzero()[:, 0]
     # Numbers that no two texts share.
-    numbers = segments + torch.arange(rows, device=segments.device)[:, None] * (int(segments.max()) + 1)
-    packed = torch.full((count * length,), -1, dtype=segments.dtype, device=segments.device)
+    numbers = segments + torch.arange(rows)[:, None] * (int(segments.max()) + 1)
+    packed = torch.full((count * length,), -1, dtype=segments.dtype)
     packed[new] = numbers[text]
-    return PackingPlan(old, new, packed.view(count, length))
+    return PackingPlan(*(x.to(device, non_blocking=True) for x in (old, new, packed.view(count, length))))
 
 
 def _packed(lengths: list[int], length: int) -> tuple[list[int], list[int], int]:
-    """Row and first place of each text, longest first, on the row with the most room; and the number of rows."""
+    """Row and first position of each text, longest first, on the row with the most room; and the number of rows."""
     row_of, first = [0] * len(lengths), [0] * len(lengths)
     free: list[tuple[int, int]] = []  # (minus the room left, row)
     rows = 0
@@ -64,19 +67,19 @@ def _packed(lengths: list[int], length: int) -> tuple[list[int], list[int], int]
     return row_of, first, max(rows, 1)
 
 
-def moved(plan: PackingPlan, values: Tensor, fill: int | bool) -> Tensor:
+def pack(plan: PackingPlan, values: Tensor, fill: int | bool) -> Tensor:
     """[B, L] values of the texts in their new positions."""
     out = values.new_full((plan.segments.numel(),), fill)
     out[plan.new] = values.flatten()[plan.old]
     return out.view(plan.segments.shape)
 
 
-def put_back(plan: PackingPlan, features: Features, output_mask: Tensor | None, shape: torch.Size) -> Features:
+def unpack(plan: PackingPlan, features: Features, output_mask: Tensor | None, shape: torch.Size) -> Features:
     """Features of the packed rows as those of the batch [B, L]; zeros at padding."""
     anchor = None if features.anchor is None else _scattered(plan, features.anchor, shape)
     if output_mask is None:
         return Features(_scattered(plan, features.final, shape), anchor)
-    # Both are in the order of their own rows: the place of each wanted position among the new ones.
+    # Both are in the order of their own rows: the rank of each output position among the new ones.
     order = plan.new[output_mask.flatten()[plan.old]].argsort().argsort()
     return Features(features.final[order], anchor)
 

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from adlm.diffusion.corruption import Corruption, UniformMasking
 from adlm.errors import ConfigError
-from adlm.models.language_model import LanguageModel, widened
+from adlm.models.embedding import widened
 from adlm.objectives.linear_cross_entropy import Nats, sliced
-from adlm.objectives.objective import MaskedObjective
-from adlm.types import Corrupted
+from adlm.objectives.objective import LossContext, MaskedObjective
 
 
 @dataclass(frozen=True)
@@ -24,34 +23,36 @@ class D3pm(MaskedObjective):
     corruption: Corruption = field(default_factory=lambda: UniformMasking(steps=1000))
 
     def __post_init__(self) -> None:
+        self._masking()
+
+    def _masking(self) -> UniformMasking:
         if not (isinstance(self.corruption, UniformMasking) and self.corruption.steps):
             raise ConfigError(
                 f"asked for D3PM with {self.corruption}",
                 "its bound is that of a number of steps",
                 "take UniformMasking(steps=1000)",
+                subject="corruption",
             )
+        return self.corruption
 
-    def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:
-        head, masking = model.head, self.corruption
-        assert isinstance(masking, UniformMasking)
+    def bound(self, context: LossContext) -> Nats:
+        model, masking = context.model, self._masking()
+        head = model.head
         if head is None:
-            raise ConfigError(
-                f"asked for D3PM with {type(model).__name__}", "it has no linear head", "use one that has"
-            )
-        t = corrupted.t.double()
-        alpha_t = masking.schedule.alpha(t)
-        alpha_s = masking.schedule.alpha((t - 1 / masking.steps).clamp_min(0))
-        at_rows = (a[:, None].expand(corrupted.masked.shape)[corrupted.masked] for a in (alpha_s, alpha_t))
+            raise ConfigError(f"D3PM needs a linear head, which {type(model).__name__} has not", subject="head")
+        t = context.corrupted.t.double()[:, None]
+        alpha_t = context.select(masking.schedule.alpha(t))
+        alpha_s = context.select(masking.schedule.alpha((t - 1 / masking.steps).clamp_min(0)))
 
         def part(h: Tensor, y: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
             log_mu = widened(head.raw(h)).log_softmax(-1)
             mu_mask = log_mu[:, head.mask_id].exp()
             reveal = ((alpha_s - alpha_t) / (1 - alpha_t)).to(log_mu.dtype)
-            # log n_t / (1 - alpha_t), and n_s likewise; at s = 0 the second is never used, its share being 0.
+            # log n_t / (1 - alpha_t), and n_s likewise; at s = 0 the second is never used, its weight being 0.
             first = torch.log1p(mu_mask * (alpha_t / (1 - alpha_t)).to(log_mu.dtype))
             second = torch.log1p(mu_mask * (alpha_s / (1 - alpha_s).clamp_min(1e-9)).to(log_mu.dtype))
             return first - reveal * log_mu.gather(-1, y[:, None])[:, 0] - (1 - reveal) * second
 
-        tokens = corrupted.x_0[corrupted.masked]
-        each = masking.steps * sliced(part, model.vocabulary.size, hidden, tokens, *at_rows)
+        inputs = (context.features.final, context.tokens, alpha_s, alpha_t)
+        each = masking.steps * sliced(part, model.vocabulary.size, *inputs)
         return Nats(each.sum(), each.detach())

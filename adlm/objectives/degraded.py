@@ -1,4 +1,4 @@
-"""An anchor loss that is told wrong tokens now and then: what good anchors are worth, seen by spoiling them."""
+"""An anchor loss that is told wrong tokens now and then: what good anchors are worth, measured by degrading them."""
 
 from dataclasses import dataclass, replace
 
@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 
 from adlm.anchors.rules import Given
-from adlm.errors import ConfigError
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.errors import OutOfRange
+from adlm.models.network import Vocabulary
 from adlm.objectives.nelbo import Anelbo
+from adlm.objectives.objective import LossContext
 from adlm.randomness import Noise
-from adlm.types import Batch, Corrupted, Features
+from adlm.types import Batch
 
 
 @dataclass(frozen=True)
 class DegradedAnelbo(Anelbo):
-    """Anelbo whose anchor targets are each replaced, with probability `wrong`, by a token drawn evenly from the
-    vocabulary.
+    """Anelbo whose anchor targets are each replaced, with probability `wrong`, by a uniformly drawn token.
 
-    Where anchors are and what they weigh stays as it is, and so does the clean bound. With 1 the anchor term tells
-    the first stage nothing about the text.
+    Position and weight of the anchors do not change, nor does the clean bound. With 1 the anchor term tells the first
+    stage nothing about the text.
     """
 
     wrong: float = 0.0
@@ -27,24 +27,19 @@ class DegradedAnelbo(Anelbo):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.wrong <= 1:
-            raise ConfigError(f"asked for wrong anchors with probability {self.wrong}", "not in [0, 1]", "0 has none")
+            raise OutOfRange("wrong", self.wrong, "a probability, from 0 to 1")
 
-    def _extra(
-        self,
-        model: LanguageModel,
-        features: Features,
-        batch: Batch,
-        corrupted: Corrupted,
-        progress: float,
-        noise: Noise,
-    ) -> Tensor | None:
-        # The marks are made before the tokens are spoilt: only what anchors say is to change, not where they are.
-        told = replace(batch, tokens=spoilt(batch, self.wrong, model.vocabulary, noise), anchors=self.rule.mark(batch))
-        return Anelbo._extra(replace(self, rule=Given()), model, features, told, corrupted, progress, noise)
+    def extra(self, context: LossContext) -> Tensor | None:
+        batch, vocabulary = context.batch, context.model.vocabulary
+        # Marked before tokens are replaced: only what anchors say is to change, not where they are.
+        told = replace(
+            batch, tokens=spoilt(batch, self.wrong, vocabulary, context.noise), anchors=self.rule.mark(batch)
+        )
+        return Anelbo.extra(replace(self, rule=Given()), replace(context, batch=told))
 
 
 def spoilt(batch: Batch, probability: float, vocabulary: Vocabulary, noise: Noise) -> Tensor:
-    """Tokens [B, L], each exchanged with this probability for any but the mask, by the row's own noise."""
+    """Tokens [B, L], each replaced with this probability by any but the mask, by the row's own noise."""
     length = batch.tokens.shape[1]
     whether, which = noise.fork("degraded").uniform(batch.sample_id, 2 * length).split(length, dim=1)
     drawn = (which * (vocabulary.size - 1)).long()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from adlm.models.language_model import Head, widened
+from adlm.models.embedding import Head, widened
 
 # Logits in memory at a time. Fewer would fit a cache, but each slice also goes once through the gradient of the head.
 SLICE_LOGITS = 1 << 24

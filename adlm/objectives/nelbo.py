@@ -6,33 +6,38 @@ import torch
 from torch import Tensor
 
 from adlm.anchors.rules import AnchorRule, RareInSequence
-from adlm.errors import ConfigError
+from adlm.diffusion.corruption import CountMasking
+from adlm.errors import ConfigError, OutOfRange
 from adlm.models.language_model import LanguageModel
-from adlm.models.two_stage import TwoStage
 from adlm.objectives.linear_cross_entropy import Nats, nll, sliced, weighted_nll
-from adlm.objectives.objective import CrossEntropy, MaskedObjective, costs, weight_at
+from adlm.objectives.objective import CrossEntropy, LossContext, LossInputs, MaskedObjective, Objective, costs
 from adlm.randomness import Noise
-from adlm.types import Batch, Corrupted, Features
+from adlm.types import Batch, Features
 
 
 @dataclass(frozen=True)
 class Nelbo(MaskedObjective):
     """The masked diffusion bound: sum over masked positions of weight * -log p(x_0 | x_t).
 
-    Time is continuous or in steps, as the corruption has it. Where token types vanish at rates of their own, the
-    terms that MD4 adds for them are in it (`AnchoredMasking`).
+    Time is continuous or in steps, depending on the corruption. If token types vanish at rates of their own, the
+    terms that MD4 adds for them are included (`AnchoredMasking`).
     """
 
-    def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:
-        tokens, weight = corrupted.x_0[corrupted.masked], weight_at(corrupted, corrupted.masked)
-        rates = corrupted.rates
+    def for_validation(self) -> Objective:
+        """The bound with the least variance."""
+        return Nelbo(CountMasking())
+
+    def bound(self, context: LossContext) -> Nats:
+        model, hidden = context.model, context.features.final
+        rates = context.corrupted.rates
         if rates is None:
-            return costs(model, hidden, tokens, weight)
+            return costs(model, hidden, context.tokens, context.weight)
         if len(rates) != model.vocabulary.size:
             raise ConfigError(
                 f"asked for anchored masking of a vocabulary of {model.vocabulary.size}",
                 f"the rule knows {len(rates)} types",
                 "build its table with the model's tokenizer",
+                subject="rule",
             )
 
         def part(h: Tensor, y: Tensor) -> Tensor:
@@ -40,7 +45,7 @@ class Nelbo(MaskedObjective):
             expected = log_p.exp() @ rates.to(log_p.dtype)
             return expected - rates[y] * (1 + log_p.gather(-1, y[:, None])[:, 0])
 
-        each = sliced(part, model.vocabulary.size, hidden, tokens) * weight
+        each = sliced(part, model.vocabulary.size, hidden, context.tokens) * context.weight
         return Nats(each.sum(), each.detach())
 
 
@@ -53,11 +58,11 @@ class Anelbo(Nelbo):
     Args:
         gamma: weight of the anchor term after the ramp; it grows as min(gamma, progress).
         masked_only: the theorem's positions; the official code takes visible anchors too.
-        share: of each row's anchor positions, drawn at random and weighted up: the same term in expectation, for
+        fraction: of each row's anchor positions, drawn at random and weighted up: the same term in expectation, for
             less work.
-        stale: the anchor stage reads a row as it was up to this much time before the denoiser does, by lot, as it
-            will in sampling with stale anchors (K steps of T are K / T of time). Bounds the likelihood of the model
-            that is stale by lot; validation has the fresh one.
+        stale: the anchor stage reads a row as it was up to this much time earlier than the denoiser, at random, as it
+            will in sampling with stale anchors (K steps of T are K / T of time). The loss then bounds the likelihood
+            of the model with stale anchors; validation measures the fresh one.
     """
 
     rule: AnchorRule = field(default_factory=RareInSequence)
@@ -69,47 +74,35 @@ class Anelbo(Nelbo):
     def __post_init__(self) -> None:
         _check_fraction(self.fraction)
         if not 0 <= self.stale <= 1:
-            raise ConfigError(f"asked for anchors stale by {self.stale}", "time goes from 0 to 1", "give a part of it")
+            raise OutOfRange("stale", self.stale, "a fraction of the time, from 0 to 1")
 
     @property
     def trains_anchor(self) -> bool:
         return self.gamma > 0
 
-    def _features(self, model: LanguageModel, batch: Batch, corrupted: Corrupted, noise: Noise) -> Features:
+    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
+        """The cost with fresh anchors."""
+        return Nelbo(self.corruption).nats(model, batch, level, noise)
+
+    def read(self, inputs: LossInputs) -> Features:
         if not self.stale:
-            return super()._features(model, batch, corrupted, noise)
-        if not isinstance(model, TwoStage):
-            raise ConfigError(f"asked for stale anchors with {type(model).__name__}", "it has one stage", "use an ADLM")
-        t, segments = corrupted.t, batch.segments
-        before = earlier(batch, corrupted, self.stale, model.vocabulary.mask_id, noise)
-        stage = model.anchor_stage(before, t, segments=segments)
-        final = model.denoise(stage, corrupted.x_t, t, segments=segments, output_mask=corrupted.masked)
+            return super().read(inputs)
+        model, corrupted, segments = inputs.model, inputs.corrupted, inputs.batch.segments
+        stage = model.anchor_stage(earlier(inputs, self.stale), corrupted.t, segments=segments)
+        final = model.denoise(stage, corrupted.x_t, corrupted.t, segments=segments, output_mask=corrupted.masked)
         return Features(final, stage.anchor)
 
-    def _extra(
-        self,
-        model: LanguageModel,
-        features: Features,
-        batch: Batch,
-        corrupted: Corrupted,
-        progress: float,
-        noise: Noise,
-    ) -> Tensor | None:
-        if not self.gamma:
-            return None
-        # Zero at the very first step, and taken all the same: every step reaches the same parameters.
-        gamma = min(self.gamma, progress)
-        among = corrupted.masked if self.masked_only else batch.scored
-        chosen, up = drawn(self.rule.mark(batch) & among, self.fraction, batch, noise)
-        return _anchor_cost(model, features, batch, chosen, gamma * corrupted.weight * up)
+    def extra(self, context: LossContext) -> Tensor | None:
+        among = context.corrupted.masked if self.masked_only else context.batch.scored
+        return _anchor_term(self, context, among, context.corrupted.weight)
 
 
 @dataclass(frozen=True)
 class AnchoredCrossEntropy(CrossEntropy):
-    """A2R's: next-token cross-entropy + gamma * that of the first stage at anchor tokens, which is not reported.
+    """A2R's loss: next-token cross-entropy + gamma * that of the first stage at anchor tokens, which is not reported.
 
     Args:
-        gamma, share: as in `Anelbo`.
+        gamma, fraction: as in `Anelbo`.
     """
 
     rule: AnchorRule = field(default_factory=RareInSequence)
@@ -123,32 +116,26 @@ class AnchoredCrossEntropy(CrossEntropy):
     def trains_anchor(self) -> bool:
         return self.gamma > 0
 
-    def _extra(
-        self, model: LanguageModel, features: Features, batch: Batch, progress: float, noise: Noise
-    ) -> Tensor | None:
-        if not self.gamma:
-            return None
-        # Zero at the very first step, and taken all the same: every step reaches the same parameters.
-        gamma = min(self.gamma, progress)
-        chosen, up = drawn(self.rule.mark(batch) & batch.scored, self.fraction, batch, noise)
-        return _anchor_cost(model, features, batch, chosen, gamma * up)
+    def extra(self, context: LossContext) -> Tensor | None:
+        return _anchor_term(self, context, context.batch.scored, context.corrupted.weight)
 
 
-def earlier(batch: Batch, corrupted: Corrupted, stale: float, mask_id: int, noise: Noise) -> Tensor:
+def earlier(inputs: LossInputs, stale: float) -> Tensor:
     """x_t [B, L] as it was a random time before t, at most `stale`: with more of it masked.
 
     With 1 - alpha = t, a token visible at t was still masked at t + d with probability d / (1 - t).
     """
-    u = noise.fork("stale").uniform(batch.sample_id, 1 + corrupted.x_t.shape[1])
+    batch, corrupted = inputs.batch, inputs.corrupted
+    u = inputs.noise.fork("stale").uniform(batch.sample_id, 1 + corrupted.x_t.shape[1])
     visible_fraction = (1 - corrupted.t.double()).clamp_min(1e-9)[:, None]
     probability = stale * u[:, :1] / visible_fraction
-    return corrupted.x_t.masked_fill(batch.scored & (u[:, 1:] < probability), mask_id)
+    return corrupted.x_t.masked_fill(batch.scored & (u[:, 1:] < probability), inputs.model.vocabulary.mask_id)
 
 
 def drawn(chosen: Tensor, fraction: float, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
-    """A random fraction of the chosen positions [B, L], by each row's own noise, and what they weigh [B, 1].
+    """A random fraction of the chosen positions [B, L], by each row's own noise, and their weight [B, 1].
 
-    A fixed number of each row: left to chance too, an eighth of them would add half as much noise again.
+    A fixed number of each row: a random number of an eighth of them would add half as much noise again.
     """
     if fraction == 1:
         return chosen, torch.ones(len(chosen), 1, device=chosen.device)
@@ -158,18 +145,34 @@ def drawn(chosen: Tensor, fraction: float, batch: Batch, noise: Noise) -> tuple[
     return chosen & (u.argsort(-1).argsort(-1) < k), (n / k.clamp_min(1)).float()
 
 
-def _anchor_cost(model: LanguageModel, features: Features, batch: Batch, chosen: Tensor, weight: Tensor) -> Tensor:
-    """`weight` [B, 1] or [B, L] times the first stage's cross-entropy at the chosen positions, summed."""
-    if features.anchor is None:
+def _anchor_term(
+    objective: Anelbo | AnchoredCrossEntropy, context: LossContext, among: Tensor, weight: Tensor
+) -> Tensor | None:
+    """gamma * `weight` [B, 1] or [B, L] * the first stage's cross-entropy at the anchors `among` [B, L], summed."""
+    if not objective.gamma:
+        return None
+    model, batch, anchor = context.model, context.batch, context.features.anchor
+    if anchor is None:
         raise ConfigError(
-            f"asked for the anchor term with {type(model).__name__}", "it has one stage", "use a two-stage model"
+            f"asked for the anchor term with {type(model).__name__}",
+            "it has one stage",
+            "use a two-stage model",
+            subject="stages",
         )
-    hidden, tokens, weight = features.anchor[chosen], batch.tokens[chosen], weight.expand(chosen.shape)[chosen]
+    objective.rule.check_vocabulary(model.vocabulary.size)
+    # Zero at the very first step, and computed all the same: every step reaches the same parameters.
+    gamma = min(objective.gamma, context.progress)
+    chosen, up = drawn(objective.rule.mark(batch) & among, objective.fraction, batch, context.noise)
+    index = chosen.flatten().nonzero()[:, 0]
+    hidden, tokens, weights = (
+        x.index_select(0, index)
+        for x in (anchor.flatten(0, 1), batch.tokens.flatten(), (gamma * weight * up).expand(chosen.shape).flatten())
+    )
     if model.anchor_head is not None:
-        return weighted_nll(model.anchor_head, hidden, tokens, weight, with_mask=True).total
-    return (nll(model.anchor_logits, model.vocabulary.size, hidden, tokens) * weight).sum()
+        return weighted_nll(model.anchor_head, hidden, tokens, weights, with_mask=True).total
+    return (nll(model.anchor_logits, model.vocabulary.size, hidden, tokens) * weights).sum()
 
 
 def _check_fraction(fraction: float) -> None:
     if not 0 < fraction <= 1:
-        raise ConfigError(f"asked for a fraction of {fraction} of the anchors", "not in (0, 1]", "1 takes them all")
+        raise OutOfRange("fraction", fraction, "above 0 and at most 1")

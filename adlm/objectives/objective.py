@@ -1,17 +1,20 @@
-"""What is optimised, and apart from it what is reported.
+"""What is optimised, and separately what is reported.
 
-An objective takes a model and a batch and returns sums: `loss_sum` for the optimiser, `nll_sum` the clean
-bound. Logits are made at scored positions only, in slices, never as [B, L, V].
+An objective takes a model and a batch and returns sums: `loss_sum` for the optimiser, `nll_sum` the clean bound.
+Logits are made at scored positions only, in slices, never as [B, L, V].
+
+Shapes: B batch, L length, D width, N predicted positions.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from adlm.diffusion.corruption import Corruption, UniformMasking
+from adlm.diffusion.corruption import Corruption, CountMasking, UniformMasking
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.linear_cross_entropy import Nats, nll, weighted_nll
@@ -20,118 +23,196 @@ from adlm.types import Batch, Corrupted, Features, LossTerms
 
 
 @dataclass(frozen=True)
+class LossInputs:
+    """What an objective knows of a batch before the model has read it.
+
+    Args:
+        corrupted: the batch as the model reads it; `masked` are the positions that it has to predict.
+        progress: fraction of the run that is done, in [0, 1], for terms that ramp up.
+        noise: source of random numbers, by sample id.
+    """
+
+    model: LanguageModel
+    batch: Batch
+    corrupted: Corrupted
+    progress: float
+    noise: Noise
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Flat numbers [N] of the predicted positions; found once, since an accelerator has to be waited for."""
+        return self.corrupted.masked.flatten().nonzero()[:, 0]
+
+    def select(self, values: Tensor) -> Tensor:
+        """[B, L] or [B, 1] -> [N]: values at the predicted positions."""
+        return values.expand(self.corrupted.masked.shape).flatten().index_select(0, self.index)
+
+    @property
+    def tokens(self) -> Tensor:
+        """[N]: the true tokens at the predicted positions."""
+        return self.select(self.corrupted.x_0)
+
+    @property
+    def weight(self) -> Tensor:
+        """[N]: the weight of each predicted position in the bound."""
+        return self.select(self.corrupted.weight)
+
+
+@dataclass(frozen=True)
+class LossContext(LossInputs):
+    """What a term of the loss is computed from: the inputs, and the features the model made of them.
+
+    Args:
+        features: `final` is [N, D], at the predicted positions; `anchor`, in two-stage models, is [B, L, D].
+    """
+
+    features: Features
+
+
+@dataclass(frozen=True)
 class Objective(ABC):
+    """Corrupt a batch, let the model read it, sum what the predicted positions cost.
+
+    An objective says what to corrupt (`corrupt`, `corrupt_at`) and what the bound is (`bound`). It may add a term that
+    trains but is never reported (`extra`), or change how the model reads (`read`).
+    """
+
+    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
+        """Sums over the batch. `progress` in [0, 1] is the fraction of the run that is done, for terms that ramp up."""
+        self.check(model)
+        corrupted = self.corrupt(batch, model.vocabulary.mask_id, noise)
+        context = self._context(LossInputs(model, batch, corrupted, progress, noise))
+        bound, extra = self.bound(context).total, self.extra(context)
+        loss = bound if extra is None else bound + extra
+        reported = bound.detach() if self.bounds else torch.full_like(bound.detach(), math.nan)
+        return LossTerms(loss, reported, batch.scored.sum())
+
+    @torch.no_grad()
+    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
+        """Cost of each position, [B, L], at noise levels [B] in [0, 1): its mean over levels is the clean bound."""
+        self.check(model)
+        corrupted = self.corrupt_at(level, batch, model.vocabulary.mask_id, noise)
+        context = self._context(LossInputs(model, batch, corrupted, 1.0, noise))
+        return table(self.bound(context).each, corrupted.masked)
+
+    def _context(self, inputs: LossInputs) -> LossContext:
+        values = {each.name: getattr(inputs, each.name) for each in fields(inputs)}
+        return LossContext(**values, features=self.read(inputs))
+
     @property
     def trains_anchor(self) -> bool:
-        """Whether a first stage has a term of its own. Without it, its head may have no gradient."""
+        """Whether the first stage has a term of its own. Without it, its head may have no gradient."""
         return False
 
-    @abstractmethod
-    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
-        """Sums over the batch. `progress` in [0, 1] is the fraction of the run that is done, for terms that ramp."""
+    @property
+    def bounds(self) -> bool:
+        """Whether `bound` bounds the likelihood; if not, nothing is reported."""
+        return True
+
+    def for_validation(self) -> "Objective":
+        """The objective whose `nats` are reported for a model trained with this one."""
+        return self
 
     @abstractmethod
-    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
-        """What each position costs, [B, L], at noise levels [B] in [0, 1): its mean over levels is the clean bound."""
+    def check(self, model: LanguageModel) -> None:
+        """Refuse a model that this objective cannot train."""
+
+    @abstractmethod
+    def corrupt(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        """The batch as the model reads it in training."""
+
+    @abstractmethod
+    def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        """The batch as the model reads it at noise levels [B] in [0, 1)."""
+
+    def read(self, inputs: LossInputs) -> Features:
+        """The model's features, `final` at the predicted positions."""
+        corrupted = inputs.corrupted
+        return inputs.model.features(
+            corrupted.x_t, corrupted.t, segments=inputs.batch.segments, output_mask=corrupted.masked
+        )
+
+    @abstractmethod
+    def bound(self, context: LossContext) -> Nats:
+        """What the predicted positions cost in the bound."""
+
+    def extra(self, context: LossContext) -> Tensor | None:
+        """A term that trains and is not reported."""
+        return None
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
     """Next-token cross-entropy for left-to-right models: exact, not a bound, so noise plays no part."""
 
-    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
-        _check_direction(self, model, causal=True)
-        features = model.features(batch.tokens, segments=batch.segments, output_mask=batch.scored)
-        clean = self._clean(model, features, batch)
-        extra = self._extra(model, features, batch, progress, noise)
-        loss = clean.total if extra is None else clean.total + extra
-        return LossTerms(loss, clean.total.detach(), batch.scored.sum())
+    def check(self, model: LanguageModel) -> None:
+        check_direction(self, model, causal=True)
 
-    @torch.no_grad()
-    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
-        _check_direction(self, model, causal=True)
-        features = model.features(batch.tokens, segments=batch.segments, output_mask=batch.scored)
-        return table(self._clean(model, features, batch).each, batch.scored)
+    def for_validation(self) -> Objective:
+        return CrossEntropy()
 
-    def _clean(self, model: LanguageModel, features: Features, batch: Batch) -> Nats:
-        tokens = batch.tokens[batch.scored]
-        return costs(model, features.final, tokens, torch.ones_like(tokens, dtype=torch.float32))
+    def corrupt(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        return uncorrupted(batch)
 
-    def _extra(
-        self, model: LanguageModel, features: Features, batch: Batch, progress: float, noise: Noise
-    ) -> Tensor | None:
-        return None
+    def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        return uncorrupted(batch)
+
+    def bound(self, context: LossContext) -> Nats:
+        return costs(context.model, context.features.final, context.tokens, context.weight)
 
 
 @dataclass(frozen=True)
 class MaskedObjective(Objective, ABC):
-    """Objectives of masked models: corrupt, then sum what masked positions cost."""
+    """Objectives of masked models: mask tokens, and sum what the masked positions cost."""
 
     corruption: Corruption = field(default_factory=UniformMasking)
 
-    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
-        _check_direction(self, model, causal=False)
-        corrupted = self.corruption(batch, model.vocabulary.mask_id, noise)
-        features = self._features(model, batch, corrupted, noise)
-        clean = self._clean(model, features.final, corrupted)
-        extra = self._extra(model, features, batch, corrupted, progress, noise)
-        loss = clean.total if extra is None else clean.total + extra
-        # Under a corruption that gives no bound there is nothing to report.
-        reported = clean.total.detach() if self.corruption.bounds else torch.full_like(clean.total.detach(), math.nan)
-        return LossTerms(loss, reported, batch.scored.sum())
+    @property
+    def bounds(self) -> bool:
+        return self.corruption.bounds
 
-    @torch.no_grad()
-    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
-        if not self.corruption.bounds:
+    def check(self, model: LanguageModel) -> None:
+        check_direction(self, model, causal=False)
+
+    def corrupt(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        return self.corruption(batch, mask_id, noise)
+
+    def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        if not self.bounds:
             raise ConfigError(
                 f"asked for the bound under {self.corruption}",
                 "it is a training curriculum: its loss bounds nothing",
-                "evaluate with Nelbo(CountMasking())",
+                f"evaluate with {type(self).__name__}({CountMasking.__name__}())",
+                subject="corruption",
             )
-        _check_direction(self, model, causal=False)
-        corrupted = self.corruption.at(level, batch, model.vocabulary.mask_id, noise)
-        features = model.features(corrupted.x_t, corrupted.t, segments=batch.segments, output_mask=corrupted.masked)
-        return table(self._clean(model, features.final, corrupted).each, corrupted.masked)
-
-    def _features(self, model: LanguageModel, batch: Batch, corrupted: Corrupted, noise: Noise) -> Features:
-        """Of the corrupted rows, at the masked positions, in training."""
-        return model.features(corrupted.x_t, corrupted.t, segments=batch.segments, output_mask=corrupted.masked)
-
-    @abstractmethod
-    def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:
-        """What the masked positions cost in the bound, from their hidden states [N, D]."""
-
-    def _extra(
-        self,
-        model: LanguageModel,
-        features: Features,
-        batch: Batch,
-        corrupted: Corrupted,
-        progress: float,
-        noise: Noise,
-    ) -> Tensor | None:
-        """A term that trains and is not reported."""
-        return None
+        return self.corruption.at(level, batch, mask_id, noise)
 
 
-def _check_direction(objective: Objective, model: LanguageModel, *, causal: bool) -> None:
-    """A model that sees both sides would see the token it is to predict; one that sees the left has no use of masks."""
+def check_direction(objective: Objective, model: LanguageModel, *, causal: bool) -> None:
+    """A model that sees both sides would see the token it is to predict; one that sees the left has no use for masks.
+
+    Args:
+        causal: what the objective needs.
+    """
     if model.causal != causal:
         raise ConfigError(
             f"asked for {type(objective).__name__} with {type(model).__name__}",
             f"the model {'sees only the left' if model.causal else 'sees both sides'}",
             "use a causal stack, or Nelbo" if causal else "use CrossEntropy, or a stack that is not causal",
+            subject="attention",
         )
 
 
+def uncorrupted(batch: Batch) -> Corrupted:
+    """The batch itself, at time 0, to be predicted at every scored position with weight 1."""
+    tokens = batch.tokens
+    ones = torch.ones(len(tokens), 1, device=tokens.device)
+    return Corrupted(tokens, tokens, torch.zeros_like(ones[:, 0]), batch.scored, ones)
+
+
 def table(each: Tensor, chosen: Tensor) -> Tensor:
-    """Values [N] of the chosen positions back in position, [B, L]; 0 elsewhere."""
+    """Values [N] of the chosen positions as a table [B, L], 0 elsewhere."""
     return each.new_zeros(chosen.shape).masked_scatter(chosen, each)
-
-
-def weight_at(corrupted: Corrupted, chosen: Tensor) -> Tensor:
-    """Weights [N] of the chosen positions [B, L]."""
-    return corrupted.weight.expand(chosen.shape)[chosen]
 
 
 def costs(model: LanguageModel, hidden: Tensor, tokens: Tensor, weight: Tensor) -> Nats:

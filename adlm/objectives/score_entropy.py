@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from adlm.models.language_model import LanguageModel
 from adlm.objectives.linear_cross_entropy import Nats, sliced
-from adlm.objectives.objective import MaskedObjective, weight_at
-from adlm.types import Corrupted
+from adlm.objectives.objective import LossContext, MaskedObjective
 
 
 @dataclass(frozen=True)
@@ -17,17 +15,17 @@ class ScoreEntropy(MaskedObjective):
 
     With scores s_v = exp(a_v) / (e^sigma - 1), the denoising score entropy of a masked position is
     sigma' (sum_v s_v - r log s_x0 + r (log r - 1)), r = 1 / (e^sigma - 1), which is
-    weight * (sum_v exp(a_v) - 1 - a_x0): the cross-entropy where the p are normalised, and more elsewhere.
+    weight * (sum_v exp(a_v) - 1 - a_x0): the cross-entropy if the p are normalised, and more otherwise.
     A bound in continuous time, as Nelbo is.
     """
 
-    def _clean(self, model: LanguageModel, hidden: Tensor, corrupted: Corrupted) -> Nats:
+    def bound(self, context: LossContext) -> Nats:
+        model = context.model
         size = model.vocabulary.size
 
         def part(h: Tensor, y: Tensor) -> Tensor:
             a = model.logits(h) - math.log(size - 1)
             return a.exp().sum(-1) - 1 - a.gather(-1, y[:, None])[:, 0]
 
-        tokens = corrupted.x_0[corrupted.masked]
-        each = sliced(part, size, hidden, tokens) * weight_at(corrupted, corrupted.masked)
+        each = sliced(part, size, context.features.final, context.tokens) * context.weight
         return Nats(each.sum(), each.detach())

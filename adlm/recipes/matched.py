@@ -1,8 +1,8 @@
-"""One-stage models that match an anchored one, in parameters or in the work of a step. Nobody has published any.
+"""One-stage baselines that match an anchored model, in parameters or in the work of a step.
 
-A published ADLM has one and a half times the layers of the MDLM it is compared with, and three more matrices as large
-as the vocabulary; so has A2R beside AR. What two stages and anchors are worth, a network without them but of the same
-size can say.
+A published ADLM has one and a half times the layers of the MDLM it is compared with, and three more matrices of the
+size of the vocabulary; so has A2R compared with AR. A network without stages and anchors but of the same size shows
+what they are worth. No such baselines have been published.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,18 +10,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from adlm.errors import ConfigError
-from adlm.models.costs import count_parameters, shape_of, training_work
-from adlm.models.language_model import Vocabulary
-from adlm.models.one_stage import OneStageConfig
-from adlm.models.two_stage import TwoStageConfig
+from adlm.models.costs import count_parameters, training_work
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
 from adlm.train.plan import fractions, known_vocabulary, row_length, summary
 from adlm.train.run import Run
 
-# Layers are whole. Where depth alone leaves more than this, the width gives way too.
+# Depth is a whole number. If depth alone leaves a larger relative difference than this, the width changes too.
 TOLERANCE = 0.02
-_GIVE = 1 / 8  # of the width, at most
+_WIDTH_RANGE = 1 / 8  # of the width, at most
 
 # By kind, the kind that it matches.
 MATCHED_BASELINES = {
@@ -32,87 +30,79 @@ MATCHED_BASELINES = {
 }
 
 
-def same_parameters(network: TwoStageConfig, vocabulary: Vocabulary) -> OneStageConfig:
+def same_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> NetworkConfig:
     """The one-stage network with nearly as many parameters."""
 
-    def line(one: OneStageConfig) -> tuple[int, int]:
-        first, second = (count_parameters(_deep(one, layers), vocabulary).total for layers in (1, 2))
-        return first, second - first
+    def parameters(one: NetworkConfig) -> int:
+        return count_parameters(one, vocabulary).total
 
-    return _nearest(network, count_parameters(network, vocabulary).total, line)
+    return _nearest(network, parameters(network), parameters)
 
 
 def same_cost(
-    network: TwoStageConfig,
+    network: NetworkConfig,
     vocabulary: Vocabulary,
     *,
     length: int,
     rows: int,
     scored: float = 0.5,
     anchors: float = 0.0,
-) -> OneStageConfig:
+) -> NetworkConfig:
     """The one-stage network with nearly as much work in a training step.
 
     Args:
-        rows: of a micro-batch, since a hand-over may have work to do for each.
+        rows: rows of a micro-batch, since a hand-over may have work to do for each micro-batch.
         scored, anchors: as in `training_work`.
     """
 
-    def line(one: OneStageConfig) -> tuple[int, int]:
-        works = (
-            training_work(_deep(one, layers), vocabulary, length=length, rows=rows, scored=scored) for layers in (1, 2)
-        )
-        first, second = works
-        return first, second - first
+    def work(one: NetworkConfig) -> int:
+        return training_work(one, vocabulary, length=length, rows=rows, scored=scored)
 
-    work = training_work(network, vocabulary, length=length, rows=rows, scored=scored, anchors=anchors)
-    return _nearest(network, work, line)
+    target = training_work(network, vocabulary, length=length, rows=rows, scored=scored, anchors=anchors)
+    return _nearest(network, target, work)
 
 
-def _nearest(network: TwoStageConfig, target: int, line: Callable[[OneStageConfig], tuple[int, int]]) -> OneStageConfig:
-    """The first width, going outwards from the network's own, at which some depth comes near enough; else the best.
+def _nearest(network: NetworkConfig, target: int, size: Callable[[NetworkConfig], int]) -> NetworkConfig:
+    """The width closest to the network's own at which some depth comes near enough to `target`; else the best.
 
     Args:
-        line: what one layer comes to at a width, and what each further layer adds.
+        size: of a one-stage network; linear in its depth.
     """
-    best: tuple[float, OneStageConfig] | None = None
+    best: tuple[float, NetworkConfig] | None = None
     for one in _widths(network):
-        first, each = line(one)
+        first, second = (size(one.variant(layers=(layers,))) for layers in (1, 2))
+        each = second - first
         layers = max(1, round((target - first) / each) + 1)
         off = abs((first + (layers - 1) * each) / target - 1)
         if best is None or off < best[0]:
-            best = off, _deep(one, layers)
+            best = off, one.variant(layers=(layers,))
         if off <= TOLERANCE:
             break
     assert best is not None
     return best[1]
 
 
-def _widths(network: TwoStageConfig) -> Iterator[OneStageConfig]:
-    stack = network.anchor
-    step = 2 * stack.heads
-    near = sorted(range(step, 2 * stack.width, step), key=lambda width: abs(width - stack.width))
-    for width in near:
-        if abs(width - stack.width) <= _GIVE * stack.width:
-            yield OneStageConfig(replace(stack, width=width), tied=network.tied, positions=network.positions)
-
-
-def _deep(one: OneStageConfig, layers: int) -> OneStageConfig:
-    return replace(one, stack=replace(one.stack, layers=layers))
+def _widths(network: NetworkConfig) -> Iterator[NetworkConfig]:
+    """One-stage networks, the network's own width first."""
+    own, step = network.width, 2 * network.stacks[0].heads
+    for width in sorted(range(step, 2 * own, step), key=lambda width: abs(width - own)):
+        if abs(width - own) <= _WIDTH_RANGE * own:
+            yield network.one_stage().variant(width=width)
 
 
 def matched_baseline(run: Run, kind: str, *, name: str) -> Run:
-    """The MDLM or AR run that differs from an ADLM or A2R run in its network and the anchor term alone.
+    """The MDLM or AR run that differs from an ADLM or A2R run only in its network and the anchor term.
 
     Args:
         kind: one of `MATCHED_BASELINES`.
     """
     network, objective = run.network, run.objective
-    if not isinstance(network, TwoStageConfig) or not isinstance(objective, Anelbo | AnchoredCrossEntropy):
+    if network.stages < 2 or not isinstance(objective, Anelbo | AnchoredCrossEntropy):
         raise ConfigError(
-            f"asked for the twin of {run.name}",
-            f"{type(objective).__name__} in one stage",
-            "ask for an ADLM's or A2R's",
+            f"asked for the matched baseline of {run.name}",
+            f"{type(objective).__name__} in {network.stages} stages",
+            "name a run of ADLM or A2R",
+            subject=run.name,
         )
     vocabulary = known_vocabulary(run.data)
     if kind.endswith("-same-parameters"):
@@ -132,7 +122,7 @@ def matched_baseline(run: Run, kind: str, *, name: str) -> Run:
 
 
 class Mismatch(NamedTuple):
-    """How much more a run has than the one it is to match: 0.01 is one percent."""
+    """By how much a run exceeds the one it is to match: 0.01 is one percent."""
 
     parameters: float
     work: float
@@ -140,10 +130,10 @@ class Mismatch(NamedTuple):
 
 
 def mismatch(run: Run, matched: Run) -> Mismatch:
-    """What whole layers leave between a twin and what it matches."""
+    """The difference that whole layers leave between a matched baseline and the run it matches."""
     a, b = summary(run), summary(matched)
     return Mismatch(
         a.parameters.total / b.parameters.total - 1,
         a.work / b.work - 1,
-        shape_of(run.network).stack.width - shape_of(matched.network).stack.width,
+        run.network.width - matched.network.width,
     )

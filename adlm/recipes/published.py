@@ -8,16 +8,13 @@ The papers count half of the tokens that these runs read (33B for a million step
 give figures after two million steps too: `--set train.steps=2000000`.
 """
 
-from dataclasses import replace
-
 from adlm.anchors.rules import RareInSequence
 from adlm.data.config import Corpus
 from adlm.data.packing import Padded, Wrapped
 from adlm.diffusion.corruption import UniformMasking
 from adlm.diffusion.times import Antithetic
 from adlm.errors import UnknownName
-from adlm.models.language_model import NetworkConfig
-from adlm.models.one_stage import OneStageConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.sizes import SIZES, published
 from adlm.objectives.d3pm import D3pm
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
@@ -33,7 +30,7 @@ STEPS = 1_000_000
 
 
 def lm1b(kind: str, size: str = "small") -> Run:
-    """LM1B: a sentence a row of 128, never packed; bert-base-uncased's tokens."""
+    """LM1B: one sentence per row of 128, never packed; bert-base-uncased's tokens."""
     data = Corpus("lm1b", "bert-base-uncased", Padded(128, crop=True))
     # A step shared out to as many as eight GPUs is computed in the same micro-batches as on one.
     return _run(f"lm1b-{kind}", kind, size, data, micro_batch_size=64)
@@ -92,8 +89,7 @@ def _model(kind: str, size: str) -> tuple[NetworkConfig, Objective]:
     form, objective = models[kind]
     network = published(form, size)
     if kind in ("sedd", "d3pm"):
-        assert isinstance(network, OneStageConfig)
-        network = replace(network, stack=replace(network.stack, timed=True))
+        network = network.variant(timed=True)
     return network, objective
 
 

@@ -1,7 +1,6 @@
 """Runs for a CPU, minutes to two hours long. They differ from the published ones where docs/log.md found that to help
 at this size: Muon, tied embeddings, normalised queries and keys, a short convolution in every block, exact mask counts,
-tokens that are read again on the way, by the denoiser or by the upper layers, a larger anchor weight at masked anchors
-alone.
+tokens that are read again by the denoiser or by the upper layers, a larger anchor weight at masked anchors only.
 
 Steps are chosen so that, by `train/plan.py`, no kind takes much more than two hours on two cores that reach
 80 GFLOP/s in matrix products, at `EFFICIENCY` of that. All kinds of a corpus read the same tokens.
@@ -16,7 +15,7 @@ from adlm.data.packing import Padded, Wrapped
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import UnknownName
 from adlm.models.hand_over import Hidden
-from adlm.models.language_model import NetworkConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
@@ -36,7 +35,7 @@ _ROWS = 16
 
 
 def demo(kind: str) -> Run:
-    """Stories from a grammar, whose exact entropy is known: four layers, two or three minutes a model.
+    """Stories from a grammar, whose exact entropy is known: four layers, two or three minutes per model.
 
     The stages of ADLM have 3 + 1 layers; the others have the shape that costs as much. Padding is predicted, so that a
     row's likelihood is the story's.
@@ -61,19 +60,19 @@ def wikitext2(kind: str, size: str = "nano") -> Run:
 
 
 def tinystories(kind: str, size: str = "nano") -> Run:
-    """TinyStories, one a row of 256 from its beginning, padding predicted: an hour and a half for ADLM.
+    """TinyStories, one per row of 256 from its beginning, padding predicted: an hour and a half for ADLM.
 
-    A BPE of 4,096. One story in ten is longer and is cut; more than a quarter of the positions is padding.
+    A BPE of 4,096. One story in ten is longer and is cut; more than a quarter of the positions are padding.
     """
     data = Corpus("tinystories", "bpe:4096", Padded(256, begin=False, crop=True, predict_padding=True))
     return _sized("tinystories", kind, size, data, steps=3500)
 
 
 def box(kind: str) -> Run:
-    """Paragraphs of TinyStories, one a row of 64, a BPE of 4,096: the model that comes with the package, and its twin.
+    """Paragraphs of TinyStories in rows of 64, a BPE of 4,096: the bundled model, and its matched baseline.
 
-    An hour and a half on one core. Paragraphs, since so small a model has no hold of a whole story, and can write a few
-    sentences.
+    An hour and a half on one core. Paragraphs, since so small a model cannot keep a whole story together but can write
+    a few sentences.
     """
     if kind not in BOX_KINDS:
         raise UnknownName("model of the box", kind, BOX_KINDS)
@@ -84,7 +83,7 @@ def box(kind: str) -> Run:
 
 
 def _sized(corpus: str, kind: str, size: str, data: Corpus, *, steps: int) -> Run:
-    """As published, the anchor stage has the MDLM's layers and the denoiser half as many: twins match what they add."""
+    """As published, the anchor stage has the MDLM's layers and the denoiser half as many."""
     if size not in OFFERED:
         raise UnknownName(f"size for {corpus}", size, OFFERED)
     name = f"{corpus}-{kind}" if size == OFFERED[0] else f"{corpus}-{kind}-{size}"
@@ -116,8 +115,7 @@ def cpu_run(
             name, MATCHED_BASELINES[kind], data, stack, stages, steps=steps, warmup=warmup, draws=draws, rows=rows
         )
         run = matched_baseline(anchored, kind, name=name)
-        assert isinstance(run.network, OneStageConfig)
-        return replace(run, network=replace(run.network, stack=_reinjecting(run.network.stack, stages[0])))
+        return replace(run, network=_reinjecting(run.network, stages[0]))
     network, objective = _model(kind, stack, stages, positions=data.packing.length if data.packing.pads else 0)
     train = TrainConfig(
         steps=steps,
@@ -130,12 +128,14 @@ def cpu_run(
     return Run(name, data, network, objective, train, validation, CheckpointConfig(every=500))
 
 
-def _reinjecting(stack: StackConfig, anchor_layers: int) -> StackConfig:
-    """Masked models of one stage read their tokens again where the anchored ones they are compared with do.
+def _reinjecting(network: NetworkConfig, anchor_layers: int) -> NetworkConfig:
+    """Masked models of one stage read their tokens again at the depth where the anchored models they match do.
 
-    Left-to-right ones read them once: twice did them no good.
+    Left-to-right models read them once: reading them twice did not help.
     """
-    return stack if stack.causal else replace(stack, input_reinjection=min(anchor_layers, stack.layers - 1))
+    if network.causal:
+        return network
+    return network.variant(input_reinjection=min(anchor_layers, network.layers[0] - 1))
 
 
 def _model(
@@ -146,7 +146,8 @@ def _model(
     masking, rule = CountMasking(), RareInSequence(5)
 
     def one(*, causal: bool = False) -> NetworkConfig:
-        return OneStageConfig(_reinjecting(replace(stack, causal=causal), stages[0]), tied=True, positions=positions)
+        network = OneStageConfig(replace(stack, causal=causal), tied=True, positions=positions)
+        return _reinjecting(network, stages[0])
 
     def two(*, causal: bool = False) -> NetworkConfig:
         anchor = replace(stack, layers=stages[0], causal=causal)

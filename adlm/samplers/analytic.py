@@ -30,7 +30,7 @@ class Analytic(OnGrid):
             blank = board.blank
             t, s = 1 - step / self.steps, 1 - (step + 1) / self.steps
             # A row that has not changed keeps the tokens it offers: whether they are taken does not depend on them.
-            new = blank & (changed if not board.model.timed else torch.ones_like(changed))[:, None]
+            new = blank & (changed if not board.model.time_conditioned else torch.ones_like(changed))[:, None]
             if bool(new.any()):
                 tokens[new], measured = board.predict(new, t, step, measure=_total_and_confidence)
                 measured = measured.to(total.dtype)

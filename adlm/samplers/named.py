@@ -97,7 +97,7 @@ def _described(
 
 def _own_options(make: Callable[..., object]) -> dict[str, Option]:
     """The parameters of plain types; others, such as schedules, are for Python."""
-    hints = get_type_hints(make if inspect.isfunction(make) else make.__init__)  # type: ignore[misc]
+    hints = get_type_hints(make if inspect.isfunction(make) else make.__init__)
     found = {}
     for name, parameter in inspect.signature(make).parameters.items():
         kind = _plain(hints.get(name))

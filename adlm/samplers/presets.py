@@ -14,7 +14,7 @@ from adlm.samplers.remasking import ByConfidence, Cap, FlowCorrector, ForwardBac
 
 
 def remdm_cap(*, steps: int = 256, eta: float = Cap.eta, **common: Any) -> Remasking:
-    """As ancestral, but each step may take back tokens, each with a probability of at most `eta`, to write them anew."""
+    """As ancestral, but may take back a few tokens per step, each with a probability of at most `eta`."""
     return Remasking(rule=Cap(eta), steps=steps, **common)
 
 

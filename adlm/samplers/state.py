@@ -11,10 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from adlm.errors import ConfigError
 from adlm.models.hand_over import AnchorState
 from adlm.models.language_model import LanguageModel
-from adlm.models.two_stage import TwoStage
 from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import bound_sites, hold
@@ -159,10 +157,11 @@ class SamplerState:
 
     def anchor_measure(self, where: Tensor, t: float | Tensor, measure: Measure) -> Tensor:
         """Measure the anchor stage's own prediction [N] at `where`, with its likeliest token as the one drawn."""
-        model = self.two_stages("anchor confidence")
+        head = self.two_stages("anchor confidence").anchor_head
+        assert head is not None
         rows = where.any(-1)
         anchor = self._stages(rows, t).anchor[where[rows][:, self.window]]
-        logits = (model.anchor_head(part) for part in anchor.split(self._slice))  # the mask left out
+        logits = (head(part) for part in anchor.split(self._slice))  # the mask left out
         return torch.cat([measure(Prediction(part, part, part.argmax(-1))) for part in logits])
 
     def reveal(self, where: Tensor, t: float | Tensor, *name: str | int) -> None:
@@ -195,11 +194,11 @@ class SamplerState:
         rows = where.any(-1)
         tokens, output_mask = self.tokens[rows][:, self.window], where[rows][:, self.window]
         self.row_calls += len(tokens)
-        if isinstance(self.model, TwoStage) and (self.stale_anchors > 1 or self._stage is not None):
+        if self.model.stages == 2 and (self.stale_anchors > 1 or self._stage is not None):
             stage = self._stages(rows, t)
             self._age[rows] += 1
             return self.model.denoise(stage, tokens, self._times(rows, t), output_mask=output_mask)
-        self.anchor_row_calls += len(tokens) if isinstance(self.model, TwoStage) else 0
+        self.anchor_row_calls += len(tokens) if self.model.stages == 2 else 0
         return self.model.features(tokens, self._times(rows, t), output_mask=output_mask).final
 
     def _stages(self, rows: Tensor, t: float | Tensor) -> AnchorState:
@@ -224,11 +223,9 @@ class SamplerState:
             return t[rows].float()
         return torch.full((int(rows.sum()),), t, device=rows.device)
 
-    def two_stages(self, purpose: str) -> TwoStage:
-        if not isinstance(self.model, TwoStage):
-            raise ConfigError(
-                f"asked to sample with {purpose}", f"{type(self.model).__name__} has one stage", "use an ADLM"
-            )
+    def two_stages(self, purpose: str) -> LanguageModel:
+        """The model; refuses one that has no anchor stage."""
+        self.model.check_two_stages(purpose)
         return self.model
 
     def _parts(self, row: Tensor, position: Tensor) -> list[Tensor]:

@@ -22,7 +22,6 @@ from torch import Tensor
 from adlm.models.cache import Cache
 from adlm.models.hand_over import AnchorState
 from adlm.models.language_model import LanguageModel
-from adlm.models.two_stage import TwoStage
 from adlm.serve.reading import CachedReading, read_together
 from adlm.types import Features
 
@@ -163,13 +162,13 @@ class Batcher:
 
             return self._ask(_Call(ticket, alone=alone))
 
-        # A copy that shares its modules, so that it is whatever samplers look for (`isinstance(model, TwoStage)`).
+        # A copy that shares its modules, so that it has whatever samplers ask for.
         network = copy.copy(self.network)
         vars(network).update(features=features, anchor_stage=anchor_stage, denoise=denoise, extend=extend)
         return network
 
     def _times(self, t: Tensor | None) -> Tensor | None:
-        return t if self.network.timed else None
+        return t if self.network.time_conditioned else None
 
     def _ask(self, call: _Call) -> Any:
         call.ticket.check()
@@ -277,7 +276,6 @@ def _pass(network: LanguageModel, kind: Kind, rows: NetworkInput) -> Any:
     tokens, t, segments, output_mask, stage = rows
     if kind == "features":
         return network.features(tokens, t, segments=segments, output_mask=output_mask)
-    assert isinstance(network, TwoStage)
     if kind == "anchor_stage":
         return network.anchor_stage(tokens, t, segments=segments)
     assert stage is not None

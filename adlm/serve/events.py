@@ -9,7 +9,6 @@ from torch import Tensor
 
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
-from adlm.models.two_stage import TwoStage
 from adlm.pieces import Pieces, anchor_rule, anchors_by
 from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
@@ -127,7 +126,7 @@ class Appearance:
             [None, "", "blank" if open_[i] else "given"] if t == self.mask_id else [t, self.text(t), "given"]
             for i, t in enumerate(row[: self.length])
         ]
-        anchored = isinstance(self.model.network, TwoStage)
+        anchored = self.model.network.stages == 2
         begun = {"type": "canvas", "tokens": tokens, "steps": self.steps, "anchored": anchored}
         self.tell({**begun, "typed": self.typed} if self.typed else begun)
 
@@ -149,7 +148,7 @@ class Appearance:
         nearly every token."""
         valid = torch.tensor([[token != self.mask_id and token not in self.special for token in row]])
         found: list[int] = anchors_by(self.rule, torch.tensor([row]), valid)[0, : self.length].nonzero()[:, 0].tolist()
-        if self.guesses is None or not isinstance(self.model.network, TwoStage):
+        if self.guesses is None or self.model.network.stages < 2:
             return found
         return [i for i in found if self.guesses.foreseen(i) == self.text(row[i])]
 

@@ -17,7 +17,8 @@ from adlm.data.tokenizer import Tokenizer
 from adlm.distributed import joined, local_rank
 from adlm.errors import ConfigError
 from adlm.models.io import CONFIG, WEIGHTS, ModelConfig
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.randomness import Noise
 from adlm.train.checkpoint import Checkpoints
 from adlm.train.ema import Ema
@@ -153,5 +154,5 @@ def _built(
     freeze(model, run.train.freeze)
     model.to(device).checkpoint_activations(run.train.activation_checkpointing)
     if run.train.compile:
-        model.compile()
+        model.compile_blocks()
     return model.train()

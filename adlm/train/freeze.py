@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
-from torch import nn
-
 from adlm.errors import ConfigError, UnknownName
-from adlm.models.two_stage import TwoStage
+from adlm.models.language_model import LanguageModel
 
 # All that the first stage's prediction depends on.
 _ANCHOR = ("embedding", "anchor", "anchor_head")
 
 
-def freeze(model: nn.Module, names: Sequence[str]) -> None:
+def freeze(model: LanguageModel, names: Sequence[str]) -> None:
     """Let parts of a model stay as they are: no gradient is computed for them, and optimisers leave them out.
 
     A name is a stage of a two-stage model or the beginning of parameters' names, such as `embedding` or
@@ -21,7 +19,7 @@ def freeze(model: nn.Module, names: Sequence[str]) -> None:
     """
     own = {parameter: name for name, parameter in model.named_parameters()}
     every = dict(model.named_parameters(remove_duplicate=False))
-    stages = _stages(own.values()) if isinstance(model, TwoStage) else {}
+    stages = _stages(own.values()) if model.stages == 2 else {}
     frozen = {name for asked in names for name in stages.get(asked) or _beginning(asked, every, stages)}
     for name in sorted(frozen):
         first = own[every[name]]

@@ -6,8 +6,8 @@ from types import ModuleType
 import torch
 
 from adlm.errors import ConfigError, optional_module
+from adlm.models.block import Block
 from adlm.models.language_model import LanguageModel
-from adlm.models.layers import Block
 
 
 @dataclass(frozen=True)

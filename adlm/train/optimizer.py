@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adlm.models.language_model import Head
+from adlm.models.embedding import Head
 from adlm.models.stack import Stack
 from adlm.train.muon import MuonOptimizer
 

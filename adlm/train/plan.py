@@ -16,8 +16,9 @@ from adlm.anchors.rules import AnchorRule, NoToken, RandomFraction, RareInSequen
 from adlm.data.config import AnchoredProcess, Corpus, DataConfig, Prompts, Synthetic
 from adlm.data.tokenizer import load_tokenizer
 from adlm.errors import ConfigError
-from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, shape_of, training_work
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, training_work
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
@@ -100,16 +101,15 @@ class WorkFractions(NamedTuple):
 def fractions(run: Run) -> WorkFractions:
     """About: masked models score one half of the text on average, left-to-right ones all of it.
 
-    Padding is left out of the work (`models/unpadded.py`), except by timed networks, and where it is predicted.
+    Padding is left out of the work (`models/unpadded.py`), except in time-conditioned networks and if it is predicted.
     """
     known = Known()
     if isinstance(run.data, Corpus):
         source = run.data.source.split(":")[0]  # stories:40000 are stories
         known = KNOWN.get((source, run.data.tokenizer, run.data.packing.length), known)
-    stack = shape_of(run.network).stack
-    scored = 1.0 if stack.causal else 0.5
+    scored = 1.0 if run.network.causal else 0.5
     anchors = _anchors(run.objective, known) * known.text
-    return WorkFractions(1.0 if stack.timed else known.text, scored * known.text, anchors)
+    return WorkFractions(1.0 if run.network.time_conditioned else known.text, scored * known.text, anchors)
 
 
 def _anchors(objective: Objective, known: Known) -> float:
@@ -247,7 +247,7 @@ def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: in
     )
     fused = isinstance(run.objective, Nelbo | CrossEntropy)
     table = min(SLICE_LOGITS, round(tokens * scored) * vocabulary.size)
-    heads = 4 * vocabulary.size * shape_of(run.network).stack.width * (fused + bool(anchors))
+    heads = 4 * vocabulary.size * run.network.width * (fused + bool(anchors))
     return MemoryEstimate(
         weights=(6 if bf16 else 4) * weights // parts,
         gradients=4 * learning // parts,

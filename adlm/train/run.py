@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from adlm.data.config import DataConfig
 from adlm.errors import ConfigError
-from adlm.models.language_model import NetworkConfig
+from adlm.models.network import NetworkConfig
 from adlm.objectives.objective import Objective
 from adlm.train.init import Init, RandomInit
 from adlm.train.lora import Lora

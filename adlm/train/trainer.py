@@ -21,8 +21,6 @@ from adlm.evaluate.perplexity import perplexity
 from adlm.models.card import Facts
 from adlm.models.io import ModelConfig, save_model
 from adlm.models.language_model import LanguageModel
-from adlm.objectives.nelbo import Nelbo
-from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.train.checkpoint import Checkpoints
 from adlm.train.curves import draw_curves
 from adlm.train.folder import writing
@@ -207,7 +205,7 @@ class Trainer:
             found = perplexity(
                 model,
                 table,
-                objective=_clean(self.run.objective),
+                objective=self.run.objective.for_validation(),
                 rows=settings.num_rows or None,
                 draws=settings.draws,
                 batch=settings.micro_batch_size,
@@ -295,8 +293,3 @@ class Trainer:
             except MissingExtra as error:
                 self.say(f"no picture of the curves: {error.fix}")
         return TrainResult(model, self.config, self.data.tokenizer, self.out, self.state.numbers.step, self._nats)
-
-
-def _clean(objective: Objective) -> Objective | None:
-    """The bound to validate with: SEDD and D3PM have their own; for others the one with the least variance."""
-    return None if isinstance(objective, CrossEntropy | Nelbo) else objective

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from adlm.data.files import TextFiles, json_records
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError, DataError, ModelError, UnknownName
+from adlm.errors import DataError, ModelError, OutOfRange, UnknownName
 from adlm.evaluate.bound import position_nats
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
@@ -99,17 +99,21 @@ def read_problems(name: str, path: Path) -> list[CodeProblem]:
     candidates = [path] if path.is_file() else [path / f"{layout.file}{ending}" for ending in ("", ".gz")]
     file = next((each for each in candidates if each.is_file()), None)
     if file is None:
-        raise DataError(asked, f"no {layout.file} or {layout.file}.gz there", "name the folder that holds it")
+        raise DataError(
+            asked, f"no {layout.file} or {layout.file}.gz there", "name the folder that holds it", subject=str(path)
+        )
     problems = []
     for where, record in json_records(file, TextFiles(str(file))):
         try:
             problem = layout.read(record if isinstance(record, dict) else {})
         except (KeyError, TypeError) as error:
-            raise DataError(asked, f"no text for {error} at {where}", f"give the file as {name} has it") from error
+            raise DataError(
+                asked, f"no text for {error} at {where}", f"give the file as {name} has it", subject=where
+            ) from error
         if problem is not None:
             problems.append(problem)
     if not problems:
-        raise DataError(asked, "not one problem", "get the file again")
+        raise DataError(asked, "not one problem", "get the file again", subject=str(file))
     return problems
 
 
@@ -117,14 +121,18 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
     """Answers to each problem out of a file with an object a line that has a `task_id` and a `completion`."""
     asked = f"asked for solutions in {path}"
     if not path.is_file():
-        raise DataError(asked, "no such file", "name a .jsonl with task_id and completion on each line")
+        raise DataError(
+            asked, "no such file", "name a .jsonl with task_id and completion on each line", subject=str(path)
+        )
     found: dict[str, list[str]] = {problem.name: [] for problem in problems}
     strangers = 0
     for where, record in json_records(path, TextFiles(str(path))):
         name = record.get("task_id") if isinstance(record, dict) else None
         completion = record.get("completion") if isinstance(record, dict) else None
         if name is None or not isinstance(completion, str):
-            raise DataError(asked, f"no task_id or no completion at {where}", "give both in an object a line")
+            raise DataError(
+                asked, f"no task_id or no completion at {where}", "give both in an object a line", subject=where
+            )
         strangers += str(name) not in found
         found.setdefault(str(name), []).append(completion)
     missing = [problem.name for problem in problems if not found[problem.name]]
@@ -134,6 +142,7 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
             asked,
             f"none for {len(missing)} of {len(problems)} problems, {missing[0]} the first{more}",
             "add them, an empty completion where there is none, or ask for fewer with --problems",
+            subject=missing[0],
         )
     return [found[problem.name] for problem in problems]
 
@@ -146,7 +155,7 @@ def cut_at(text: str, stops: Sequence[str]) -> str:
 def pass_at(n: int, passed: int, k: int) -> float:
     """The probability that one of k answers, drawn from n of which `passed` pass, passes: 1 - C(n-c, k) / C(n, k)."""
     if not 1 <= k <= n:
-        raise ConfigError(f"asked for pass@{k} from {n} answers a problem", "not from 1 to as many", "write more")
+        raise OutOfRange("k", k, f"1 to {n}, the answers per problem")
     return 1 - math.comb(n - passed, k) / math.comb(n, k)
 
 
@@ -241,7 +250,10 @@ def solution_nats(
                 nats = position_nats(model, batch, draws=draws, noise=noise).double().sum(-1).cpu()
             if not nats.isfinite().all():
                 raise ModelError(
-                    "asked what solutions cost", "a cost that is no finite number", "train again: weights are damaged"
+                    "asked what solutions cost",
+                    "a cost that is no finite number",
+                    "train again: weights are damaged",
+                    subject="nats",
                 )
             for (place, *_), value in zip(some, nats.tolist(), strict=True):
                 out[place] += value

@@ -50,7 +50,12 @@ class ProgramLimits:
         if not (
             self.seconds > 0 and self.clock > 0 and self.memory >= 1 << 26 and self.file_size >= 0 and self.output >= 0
         ):
-            raise ConfigError(f"asked to run programs within {self}", "too little to start", "give seconds and 64 MB")
+            raise ConfigError(
+                f"asked to run programs within {self}",
+                "too little to start",
+                "give seconds and 64 MB",
+                subject="limits",
+            )
 
 
 class ProgramOutcome(NamedTuple):
@@ -70,7 +75,10 @@ def run(code: str, tests: str = "", *, limits: ProgramLimits | None = None) -> P
     """Run a program and then, with its names, the tests. Passed is what reaches the end of both."""
     if os.name != "posix":
         raise ConfigError(
-            "asked to run generated code", f"a system of the kind {os.name!r}", "use Linux or macOS, which limit it"
+            "asked to run generated code",
+            f"a system of the kind {os.name!r}",
+            "use Linux or macOS, which limit it",
+            subject=os.name,
         )
     limits, token = limits or ProgramLimits(), secrets.token_hex(16)
     job = {"code": code, "tests": tests, "token": token, "limits": _resources(limits)}
@@ -158,7 +166,10 @@ def _outcome(said: bytes, token: str, output: bytes, in_time: bool, code: int) -
     text = output.decode(errors="replace")
     if not lines or "ready" not in lines[0]:
         raise ConfigError(
-            "asked to run generated code apart", text.strip() or f"the process ended with {code}", "see what refused it"
+            "asked to run generated code apart",
+            text.strip() or f"the process ended with {code}",
+            "see what refused it",
+            subject="sandbox",
         )
     held = tuple(lines[0]["ready"])
     last = next((line for line in lines if line.get("token") == token), None)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
-from adlm.models.one_stage import OneStageConfig
-from adlm.models.two_stage import TwoStageConfig
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.samples import RecordSample, texts_of
@@ -20,18 +18,15 @@ from adlm_studies.report.sections import Cell, Interval, ReportPage, ReportTable
 
 def _handing_over(hand_over: HandOver) -> Callable[[Run], Run]:
     def change(run: Run) -> Run:
-        assert isinstance(run.network, TwoStageConfig)
         name = f"{run.name}-{type(hand_over).__name__.lower()}"
-        return replace(run, name=name, network=replace(run.network, hand_over=hand_over))
+        return replace(run, name=name, network=run.network.variant(hand_over=hand_over))
 
     return change
 
 
 def _read_once(run: Run) -> Run:
     """Tokens enter at the bottom alone, as published."""
-    assert isinstance(run.network, OneStageConfig)
-    network = replace(run.network, stack=replace(run.network.stack, input_reinjection=0))
-    return replace(run, name=f"{run.name}-read-once", network=network)
+    return replace(run, name=f"{run.name}-read-once", network=run.network.variant(input_reinjection=0))
 
 
 # By the name in tables: the kind of run, and what is changed in it.

@@ -7,7 +7,6 @@ from typing import ClassVar, NamedTuple
 
 from adlm.anchors.rules import AnchorRule, EveryToken, RandomFraction, RareInSequence
 from adlm.models.hand_over import Continued, HandOver, Hidden, Logits, Probabilities
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.degraded import DegradedAnelbo
 from adlm.objectives.nelbo import Anelbo
 from adlm.train.run import Run
@@ -151,7 +150,6 @@ def changes(axis: str, recipe: Run) -> Mapping[str, Run | RuleFromData]:
     """
     objective, network = recipe.objective, recipe.network
     assert isinstance(objective, Anelbo)
-    assert isinstance(network, TwoStageConfig)
 
     def by(rule: AnchorRule) -> Run:
         return replace(recipe, objective=replace(objective, rule=rule))
@@ -175,12 +173,16 @@ def changes(axis: str, recipe: Run) -> Mapping[str, Run | RuleFromData]:
         named = {"masked": True, "all": False}
         return {name: replace(recipe, objective=replace(objective, masked_only=m)) for name, m in named.items()}
     if axis == "depth":
-        total = network.anchor.layers + network.denoiser_layers
-        splits = {round(total * k / _SPLITS) for k in range(1, _SPLITS)} | {network.anchor.layers}
-        return {f"{a}+{total - a}": _split(recipe, network, a) for a in sorted(splits) if 0 < a < total}
+        total = sum(network.layers)
+        splits = {round(total * k / _SPLITS) for k in range(1, _SPLITS)} | {network.layers[0]}
+        return {
+            f"{a}+{total - a}": replace(recipe, network=network.variant(layers=(a, total - a)))
+            for a in sorted(splits)
+            if 0 < a < total
+        }
     if axis == "hand-over":
         return {
-            name: replace(recipe, network=replace(network, hand_over=hand_over))
+            name: replace(recipe, network=network.variant(hand_over=hand_over))
             for name, hand_over in _HAND_OVERS.items()
         }
     values = {field.name: getattr(objective, field.name) for field in fields(objective)}
@@ -188,12 +190,6 @@ def changes(axis: str, recipe: Run) -> Mapping[str, Run | RuleFromData]:
         f"{wrong:g}": replace(recipe, objective=DegradedAnelbo(**values, wrong=wrong)) if wrong else recipe
         for wrong in _WRONG
     }
-
-
-def _split(recipe: Run, network: TwoStageConfig, anchor: int) -> Run:
-    rest = network.anchor.layers + network.denoiser_layers - anchor
-    deep = replace(network, anchor=replace(network.anchor, layers=anchor), denoiser_layers=rest)
-    return replace(recipe, network=deep)
 
 
 def _slug(value: str) -> str:

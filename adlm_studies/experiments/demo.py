@@ -10,8 +10,6 @@ from adlm.data.catalog import open_source
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
 from adlm.data.stories import Stories
-from adlm.models.one_stage import OneStageConfig
-from adlm.models.two_stage import TwoStageConfig
 from adlm.recipes import small
 from adlm.text_model import TextModel
 from adlm.train.run import Run, ValidationConfig
@@ -69,9 +67,8 @@ class Demo(Study):
         if self.corpus == "stories":
             return run
         # Rows of packed text begin anywhere, so positions mean nothing.
-        network = run.network
-        assert isinstance(network, OneStageConfig | TwoStageConfig)
-        return replace(run, data=Corpus(self.corpus, "bpe:1024", Wrapped(64)), network=replace(network, positions=0))
+        data = Corpus(self.corpus, "bpe:1024", Wrapped(64))
+        return replace(run, data=data, network=run.network.variant(positions=0))
 
     def steps(self) -> Sequence[StudyStep]:
         trained = [

@@ -141,7 +141,7 @@ class Domains(Study):
         if len(names) < 2:
             found = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason) or "fewer than 2"
             fix = "keep files of some in $ADLM_DATA/NAME; pip install 'adlm[kjv]' has prose, Python itself has code"
-            raise ConfigError(f"asked to compare the domains {', '.join(asked)}", found, fix)
+            raise ConfigError(f"asked to compare the domains {', '.join(asked)}", found, fix, subject="domains")
         # Another choice of domains is another tokenizer, and what was trained in the old one is of no use.
         shared = "-".join((_SHARED, *names))
         left_out = tuple(f"{name}, {_called(name)}: {reason}" for name, reason in reasons.items() if reason)

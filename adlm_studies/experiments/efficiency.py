@@ -1,4 +1,4 @@
-"""What does anchoring cost? Training and sampling beside AR and MDLM, as shipped and as first written down."""
+"""What does anchoring cost? Training and sampling of ADLM, MDLM and AR, and of reference implementations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -6,7 +6,6 @@ from statistics import median
 from typing import Any, ClassVar
 
 from adlm.models.hand_over import Logits
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
@@ -29,7 +28,7 @@ from adlm_studies.reference import ReferenceAnelbo
 from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, ReportTable, Section, Series
 
 LOGITS = "ADLM, logits"
-_NAIVE = ", naive"
+_REFERENCE = ", reference"
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,12 @@ class Efficiency(Study):
         ]
 
     def _timed(self) -> dict[str, Run]:
-        """The three models, ADLM with its logits handed over as published, and both ADLMs written naively."""
+        """The three models, ADLM that hands over logits as published, and reference implementations of both ADLMs."""
         runs = {arm: self._run(arm, 0) for arm in ARMS}
         anchored = runs[ADLM]
-        assert isinstance(anchored.network, TwoStageConfig)
-        published = replace(anchored, network=replace(anchored.network, hand_over=Logits()))
+        published = replace(anchored, network=anchored.network.variant(hand_over=Logits()))
         both = {ADLM: anchored} if published == anchored else {ADLM: anchored, LOGITS: published}
-        return runs | both | {f"{name}{_NAIVE}": _naive(run) for name, run in both.items()}
+        return runs | both | {f"{name}{_REFERENCE}": _reference(run) for name, run in both.items()}
 
     @property
     def _corpus(self) -> str:
@@ -100,7 +98,7 @@ class Efficiency(Study):
         steps = timed.get("training")
         sections: list[Section] = []
         if steps:
-            sections += [_steps_table(steps), _naive_table(steps)]
+            sections += [_steps_table(steps), _reference_table(steps)]
         needed = needs(trained, steps)
         if trained:
             sections += [needed_table(needed), *curves_over_cost(trained, steps)]
@@ -110,11 +108,11 @@ class Efficiency(Study):
         return ReportPage("What anchoring costs", " ".join([self.question, *found]), sections)
 
 
-def _naive(run: Run) -> Run:
+def _reference(run: Run) -> Run:
     objective = run.objective
     assert isinstance(objective, Anelbo)
     values = {field.name: getattr(objective, field.name) for field in fields(objective)}
-    return replace(run, name=f"{run.name}-naive", objective=ReferenceAnelbo(**values))
+    return replace(run, name=f"{run.name}-reference", objective=ReferenceAnelbo(**values))
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> float:
@@ -142,34 +140,34 @@ def _steps_table(steps: Result) -> ReportTable:
         f"{steps['threads']} threads ({steps['device']}). Memory is what tensors take at most above weights and "
         "optimiser states. FLOP are those of matrix products."
     )
-    columns = ("model", "parameters", "ms a step", "tokens per second", "GFLOP a step", "GFLOP a second", "memory, MB",
-               "times MDLM's time")  # fmt: skip
+    columns = ("model", "parameters", "ms per step", "tokens per second", "GFLOP per step", "GFLOP per second",
+               "memory, MB", "times MDLM's time")  # fmt: skip
     return ReportTable("A step of training", note, columns, rows, ("", "", "low", "high", "low", "high", "low", "low"))
 
 
-def _naive_table(steps: Result) -> ReportTable:
+def _reference_table(steps: Result) -> ReportTable:
     rows: list[list[Cell]] = []
     for name, fast in steps["models"].items():
-        if naive := steps["models"].get(f"{name}{_NAIVE}"):
+        if reference := steps["models"].get(f"{name}{_REFERENCE}"):
             rows.append([
                 name,
-                ratio(naive["seconds"], fast["seconds"]),
-                naive["work"] / fast["work"],
-                naive["bytes"] / fast["bytes"],
-                f"{abs(naive['loss'] / fast['loss'] - 1):.1e}",
+                ratio(reference["seconds"], fast["seconds"]),
+                reference["work"] / fast["work"],
+                reference["bytes"] / fast["bytes"],
+                f"{abs(reference['loss'] / fast['loss'] - 1):.1e}",
             ])  # fmt: skip
     note = (
-        "Naive: both heads at every position, tables [B, L, V] kept for the backward pass, logits handed over through "
-        "W_in as published. Figures are those of naive over those of shipped; both start from the same weights and "
-        "see the same noise, so the first loss is the same but for rounding. Savings grow with the vocabulary."
+        "The reference computes both heads at every position, keeps tensors [B, L, V] for the backward pass and hands "
+        "logits over through W_in as published. Figures are its figures over those of the library. Both start from the "
+        "same weights and see the same noise: first losses differ by rounding. Savings grow with the vocabulary."
     )
     columns = ("model", "times the time", "times the FLOP", "times the memory", "first losses differ by")
-    return ReportTable("Shipped beside naive training", note, columns, rows)
+    return ReportTable("Training against the reference", note, columns, rows)
 
 
 def _name(method: Result) -> str:
     stale = f", anchors stale by {method['stale']}" if method["stale"] > 1 else ""
-    return f"{method['model']}{stale}{_NAIVE if method['naive'] else ''}"
+    return f"{method['model']}{stale}{_REFERENCE if method['reference'] else ''}"
 
 
 def _ms(method: Result, sampling: Result) -> float:
@@ -184,11 +182,11 @@ def _speed(method: Result, sampling: Result) -> float:
 
 def _sampling_table(sampling: Result) -> ReportTable:
     rows: list[list[Cell]] = []
-    naive = {_key(method): method for method in sampling["methods"] if method["naive"]}
+    reference = {_key(method): method for method in sampling["methods"] if method["reference"]}
     for method in sampling["methods"]:
-        if method["naive"]:
+        if method["reference"]:
             continue
-        other = naive.get(_key(method)) if method["stale"] == 1 else None
+        other = reference.get(_key(method)) if method["stale"] == 1 else None
         rows.append([
             _name(method),
             f"{method['sampler']}, {method['steps']}",
@@ -205,13 +203,14 @@ def _sampling_table(sampling: Result) -> ReportTable:
         ])  # fmt: skip
     note = (
         f"{sampling['texts']} texts of {sampling['length']} tokens at a time, {sampling['threads']} threads; medians "
-        "of rounds in which all take turns. Calls are rows through the network, of a text. Naive computes every row "
-        "and every logit at every step, and left to right without a cache. The last columns are quality: nats per "
+        "of rounds in which all take turns. Calls are rows through the network, per text. The reference computes every "
+        "row and every logit at every step, left to right without a cache. The last columns are quality: nats per "
         f"token as {AR} of the first seed finds them (its own texts too), ± two standard errors over texts, and the "
-        "entropy of a text's tokens, which falls where texts repeat themselves."
+        "entropy of the tokens of a text, which falls if texts repeat themselves."
     )
-    columns = ("model", "sampler, steps", "ms a text", "tokens per second", "calls", "anchor stage's", "GFLOP a text",
-               "memory, MB", "naive, times the time", "naive, times the FLOP", f"nats by {AR}", "entropy")  # fmt: skip
+    columns = ("model", "sampler, steps", "ms per text", "tokens per second", "calls", "anchor stage's",
+               "GFLOP per text", "memory, MB", "reference, times the time", "reference, times the FLOP",
+               f"nats by {AR}", "entropy")  # fmt: skip
     best = ("", "", "low", "high", "low", "", "low", "low", "", "", "low", "high")
     return ReportTable("Sampling", note, columns, rows, best)
 
@@ -249,10 +248,10 @@ def _quality_chart(sampling: Result) -> Chart:
         found = [(_ms(m, sampling), _interval(m["nats"])) for m in methods]
         return Series.of(name, found, labels=[str(m["steps"]) for m in methods], line=len(methods) > 1)
 
-    over_steps = {name: each for name, each in _ancestral(sampling).items() if not name.endswith(_NAIVE)}
+    over_steps = {name: each for name, each in _ancestral(sampling).items() if not name.endswith(_REFERENCE)}
     shown = [points(name, methods) for name, methods in over_steps.items()]
     for method in sampling["methods"]:
-        if not method["naive"] and (method["sampler"] != "ancestral" or method["stale"] > 1):
+        if not method["reference"] and (method["sampler"] != "ancestral" or method["stale"] > 1):
             shown.append(points(f"{_name(method)}, {method['sampler']}", [method]))
     note = f"Lower left is better. Quality is nats per token as {AR} finds them; numbers are steps."
     if over_steps.keys() >= {MDLM, ADLM}:
@@ -260,17 +259,19 @@ def _quality_chart(sampling: Result) -> Chart:
         same = reached([[_ms(m, sampling), m["nats"]["mean"]] for m in over_steps[ADLM]], best["nats"]["mean"])
         taken = "does not get there" if same is None else f"takes {same:.0f}, by a line between its points"
         note += f" For what MDLM writes at {best['steps']} steps, in {_ms(best, sampling):.0f} ms, ADLM {taken}."
-    return Chart("Quality over time of sampling", note, "ms a text", f"nats per token, by {AR}", shown, x_log=True)
+    return Chart("Quality over time of sampling", note, "ms per text", f"nats per token, by {AR}", shown, x_log=True)
 
 
 def _step_words(steps: Result | None) -> list[str]:
     if not steps:
         return []
     models = steps["models"]
-    naive = [f"{_times(models, f'{name}{_NAIVE}', name)} that ({name})" for name in (ADLM, LOGITS) if name in models]
+    reference = [
+        f"{_times(models, f'{name}{_REFERENCE}', name)} that ({name})" for name in (ADLM, LOGITS) if name in models
+    ]
     return [
-        f"A training step of ADLM takes {_times(models, ADLM, MDLM)} the time of the MDLM of equal cost, and written "
-        f"naively {' or '.join(naive)}."
+        f"A training step of ADLM takes {_times(models, ADLM, MDLM)} the time of the MDLM of equal cost; "
+        f"the reference implementation {' or '.join(reference)}."
     ]
 
 
@@ -283,7 +284,7 @@ def _sampling_words(sampling: Result | None) -> list[str]:
         return []
     last = {name: methods[-1] for name, methods in _ancestral(sampling).items()}
     last |= {_name(m): m for m in sampling["methods"] if m["sampler"] == "left to right"}
-    shown = [name for name in last if not name.endswith(_NAIVE)]
+    shown = [name for name in last if not name.endswith(_REFERENCE)]
     speeds = ", ".join(f"{name} {_speed(last[name], sampling):,.0f}" for name in shown)
-    naive = ", ".join(f"{_times(last, f'{name}{_NAIVE}', name)} ({name})" for name in shown)
-    return [f"Tokens a second, at {last[shown[0]]['steps']} steps: {speeds}. Written naively it takes {naive} as long."]
+    reference = ", ".join(f"{_times(last, f'{name}{_REFERENCE}', name)} ({name})" for name in shown)
+    return [f"Tokens a second, at {last[shown[0]]['steps']} steps: {speeds}. The reference takes {reference} as long."]

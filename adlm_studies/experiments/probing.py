@@ -127,12 +127,15 @@ def _objective(train: TrainAndScore) -> Anelbo:
     objective = train.run.objective
     if not isinstance(objective, Anelbo):
         raise ConfigError(
-            f"asked what the anchors of {train.run.name} do", f"{type(objective).__name__} has none", "name an ADLM run"
+            f"asked what the anchors of {train.run.name} do",
+            f"{type(objective).__name__} has none",
+            "name an ADLM run",
+            subject="objective",
         )
     return objective
 
 
 def _shards(data: Prepared) -> Shards:
     if not isinstance(data.train, Shards):
-        raise ConfigError("asked to count a corpus", f"{data.train.name} is in no file", "use a Corpus")
+        raise ConfigError("asked to count a corpus", f"{data.train.name} is in no file", "use a Corpus", subject="data")
     return data.train

@@ -20,7 +20,7 @@ from adlm.errors import ConfigError
 from adlm.evaluate.perplexity import perplexity
 from adlm.models.hand_over import Continued
 from adlm.models.io import load_model
-from adlm.models.language_model import NetworkConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
@@ -96,7 +96,10 @@ class TrainOnProcess(StudyWork):
         run, process = self.run, self.run.data
         if not isinstance(process, AnchoredProcess):
             raise ConfigError(
-                "asked how many samples per run needs", f"{type(process).__name__} as data", "use an AnchoredProcess"
+                "asked how many samples per run needs",
+                f"{type(process).__name__} as data",
+                "use an AnchoredProcess",
+                subject="data",
             )
         same = same_run(context.folder, run)
         resume: Literal["auto", "never"] = "auto" if same else "never"

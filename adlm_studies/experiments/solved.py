@@ -179,8 +179,6 @@ def size_chart(task: str, outcomes: Sequence[StepOutcome]) -> Chart:
             (size, _fraction([each.result["right"][str(size)] for each in runs])) for size in runs[0].result["sizes"]
         ]
         series.append(Series.of(f"{METHODS[method][0]}, {base}" if several else METHODS[method][0], points))
-    note = (
-        f"Of at most {max(map(len, outcomes[0].result['right'].values()))} distinct generated problems each. Only lessons had "
-        "other sizes than the largest."
-    )
+    most = max(map(len, outcomes[0].result["right"].values()))
+    note = f"Of at most {most} distinct generated problems each. Only lessons had other sizes than the largest."
     return Chart(f"{task}: by size", note, "size of the problem", "right, %", series)

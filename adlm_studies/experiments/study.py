@@ -193,10 +193,14 @@ def finished_outcomes(study: Study, root: Path) -> list[StepOutcome]:
 def stored_result(root: Path, name: str, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The stored result of the step of this name; None if it is not finished, or was another step then."""
     stored = _read(_file(root, name))
-    if stored is None or not {"step", "result"} <= stored.keys() or stored["step"] != described:
+    if stored is None or not {"step", "result"} <= stored.keys() or not _same(stored["step"], described):
         return None
-    result: Mapping[str, Any] = stored["result"]
+    result: Mapping[str, Any] = current(stored["result"])
     return result
+
+
+def _same(stored: Any, described: Mapping[str, Any]) -> bool:
+    return bool(stored == described or current(stored) == described)
 
 
 def write_results(study: Study, root: Path, found: Sequence[StepOutcome]) -> Path:
@@ -250,7 +254,7 @@ def _clear_other(context: StepContext, described: Mapping[str, Any]) -> None:
     """Remove what another step of this name left: the models that it started from may have changed."""
     path = _file(context.root, context.name, ".begun")
     begun = _read(path)
-    if begun is not None and begun != described:
+    if begun is not None and not _same(begun, described):
         shutil.rmtree(context.folder, ignore_errors=True)
     write_atomically(path, json.dumps(described) + "\n")
 
@@ -261,7 +265,7 @@ def _file(root: Path, name: str, ending: str = ".json") -> Path:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = current(json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None  # missing or damaged: the step is run again
     return found if isinstance(found, dict) else None

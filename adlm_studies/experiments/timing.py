@@ -16,9 +16,9 @@ from adlm.distributed import DistributedContext, device_for
 from adlm.errors import ConfigError
 from adlm.evaluate.bound import mean_of
 from adlm.models.costs import forward_work
-from adlm.models.language_model import LanguageModel, NetworkConfig, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
 from adlm.samplers.ancestral import Ancestral
@@ -77,7 +77,9 @@ class TimeTraining(StudyWork):
     def execute(self, context: StepContext) -> dict[str, Any]:
         first = next(iter(self.runs.values()))
         if any(run.data != first.data for run in self.runs.values()):
-            raise ConfigError("asked to time runs in turn", "they read different data", "give runs of one corpus")
+            raise ConfigError(
+                "asked to time runs in turn", "they read different data", "give runs of one corpus", subject="runs"
+            )
         device = device_for("auto")
         data = first.data.prepare(cache=context.cache, verify=False)
         vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
@@ -122,18 +124,17 @@ def stepper(run: Run, vocabulary: Vocabulary, rows: int, device: torch.device) -
     model = run.network.build(vocabulary).to(device).train()
     model.checkpoint_activations(run.train.activation_checkpointing)
     if run.train.compile:
-        model.compile()
+        model.compile_blocks()
     ema = Ema(model, run.train.ema_decay) if run.train.ema_decay else None
     spread = ParallelModel(model, DistributedContext(device=device))
     return TrainStep(spread, run.objective, run.train.optimizer.build(model), ema, run.train, rows)
 
 
 def step_work(run: Run, vocabulary: Vocabulary) -> int:
-    """Floating-point operations of a step, of a naive one too."""
+    """Floating-point operations of a step, of a reference one too."""
     known = summary(run, vocabulary=vocabulary)
     if not isinstance(run.objective, ReferenceAnelbo):
         return known.work
-    assert isinstance(run.network, TwoStageConfig)
     return reference_step_work(run.network, vocabulary, length=known.length, rows=known.rows)
 
 
@@ -199,17 +200,21 @@ class TimeSampling(StudyWork):
             return [
                 _Method(name, "left to right", length, _by(fast)),
                 _Method(
-                    name, "left to right", length, lambda m, c, n: reference_left_to_right(m, c, noise=n), naive=True
+                    name,
+                    "left to right",
+                    length,
+                    lambda m, c, n: reference_left_to_right(m, c, noise=n),
+                    reference=True,
                 ),
             ]
         found = []
         for steps in self.steps:
             found += [
                 _Method(name, "ancestral", steps, _by(Ancestral(steps=steps))),
-                _Method(name, "ancestral", steps, _naive(steps), naive=True),
+                _Method(name, "ancestral", steps, _by_reference(steps), reference=True),
             ]
         found.append(_Method(name, "first hitting", model.config.packing.length, _by(FirstHitting())))
-        if isinstance(model.config.network, TwoStageConfig):
+        if model.network.stages == 2:
             most = max(self.steps)
             for stale in self.stale:
                 sampler = Ancestral(steps=most, stale_anchors=stale)
@@ -228,7 +233,7 @@ class _Method(NamedTuple):
     steps: int
     write: Write
     stale: int = 1
-    naive: bool = False
+    reference: bool = False
 
     def labels(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if name != "write"}
@@ -238,7 +243,7 @@ def _by(sampler: Sampler) -> Write:
     return lambda model, canvas, noise: sampler.sample(model, canvas, noise=noise)
 
 
-def _naive(steps: int) -> Write:
+def _by_reference(steps: int) -> Write:
     return lambda model, canvas, noise: reference_ancestral(model, canvas, steps=steps, noise=noise)
 
 
@@ -248,7 +253,7 @@ def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], te
     count = texts * len(samples)
     calls = sum(sample.row_calls for sample in samples) / count
     anchor_calls = sum(sample.anchor_row_calls for sample in samples) / count
-    if method.naive:
+    if method.reference:
         work = calls * reference_pass_work(network, vocabulary, length)
     else:
         cached = method.sampler == "left to right"
@@ -269,11 +274,11 @@ def text_work(
     work = forward_work(network, vocabulary, length)
     last = work.token
     first = 0
-    if isinstance(network, TwoStageConfig):
-        alone = forward_work(OneStageConfig(network.anchor), vocabulary, length)
-        first = alone.token + alone.output_mask
+    if network.stages == 2:
+        alone = forward_work(OneStageConfig(network.stacks[0]), vocabulary, length)
+        first = alone.token + alone.output
         last -= first
-    return length * (passes * last + anchor_passes * first + work.output_mask + work.logits)
+    return length * (passes * last + anchor_passes * first + work.output + work.logits)
 
 
 @torch.no_grad()

@@ -47,7 +47,9 @@ class TrainAndScore(StudyWork):
     def execute(self, context: StepContext) -> dict[str, Any]:
         run, corpus = self.run, self.run.data
         if not isinstance(corpus, Corpus):
-            raise ConfigError("asked to train in a study", f"{type(corpus).__name__} as data", "use a Corpus")
+            raise ConfigError(
+                "asked to train in a study", f"{type(corpus).__name__} as data", "use a Corpus", subject="data"
+            )
         for source in (corpus.source, *self.others):
             _held_out(replace(corpus, source=source))  # refuses before anything is trained
         same = same_run(context.folder, run)
@@ -100,6 +102,7 @@ def splits_of(source: Source, train: str | None = None) -> tuple[str, str]:
             f"asked to score models on {source.name}",
             f"only the splits {', '.join(source.splits)}: nothing held out to score on",
             "add a file with test or valid in its name, or rename the file so that it is cut into splits",
+            subject=source.name,
         )
     return train, held
 

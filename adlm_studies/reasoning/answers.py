@@ -122,4 +122,4 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> PairedOutcomes:
 def _same_length(first: Sequence[object], second: Sequence[object], one: str, other: str) -> None:
     if len(first) != len(second):
         found = f"{len(first)} {one} and {len(second)} {other}"
-        raise ConfigError("asked to score answers, one for each problem", found, "give as many of both, in one order")
+        raise ConfigError(f"one answer per problem is needed, got {found}", subject=one)

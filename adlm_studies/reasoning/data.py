@@ -23,7 +23,7 @@ from adlm.data.packing import Ids, Padded
 from adlm.data.prepare import tokenizer_for
 from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError, DataError
+from adlm.errors import DataError, OutOfRange
 from adlm_studies.reasoning.methods import Chain, ChainLayout, ReasoningMethod, ThoughtTokens
 from adlm_studies.reasoning.problem import Problem, Task
 from adlm_studies.reasoning.vocabulary import UNKNOWN, special_token_id, with_special_tokens, words_and_digits
@@ -66,7 +66,7 @@ class ReasoningData(DataConfig):
     def __post_init__(self) -> None:
         for name in ("problems", "held_out", "longest"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"asked for {name}={getattr(self, name)}", "fewer than 0", "0 takes all there are")
+                raise OutOfRange(name, getattr(self, name), "0 or more")
 
     def prepare(
         self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
@@ -92,7 +92,12 @@ class ReasoningData(DataConfig):
         kept = [i for i, length in enumerate(lengths) if not self.longest or length <= self.longest]
         if not kept:
             found = f"the shortest of {len(rows):,} has {min(lengths)}"
-            raise DataError(f"asked for problems of {name} with {self.longest} tokens at most", found, "allow more")
+            raise DataError(
+                f"asked for problems of {name} with {self.longest} tokens at most",
+                found,
+                "allow more",
+                subject="longest",
+            )
         if len(kept) < len(rows):
             name += f" without {len(rows) - len(kept):,} that are too long"
         return ReasoningTable(name, [rows[i] for i in kept], tokenizer, numbers=kept)
@@ -111,7 +116,9 @@ def read_problems(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
     found = task.problems(split)
     chosen = tuple(found[:count] if count else found)
     if not chosen:
-        raise DataError(f"asked for the problems of {task.name} ({split})", "there are none", "check its files")
+        raise DataError(
+            f"asked for the problems of {task.name} ({split})", "there are none", "check its files", subject=task.name
+        )
     return chosen
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from adlm.data.loader import read_rows
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
+from adlm.models.fed import read_fed
 from adlm.models.language_model import LanguageModel
 from adlm.types import Batch
 from adlm_studies.reasoning.data import ReasoningTable
@@ -77,13 +78,14 @@ def answer_left_to_right(
         top: so many tokens for each thought.
     """
     if limit < 1 or batch < 1 or top < 1:
-        found = f"limit={limit}, batch={batch}, top={top}"
-        raise ConfigError("asked to answer questions", found, "give 1 or more of each")
+        name, value = next(each for each in (("limit", limit), ("batch", batch), ("top", top)) if each[1] < 1)
+        raise OutOfRange(name, value, "1 or more")
     if not model.causal:
         raise ConfigError(
             f"asked {type(model).__name__} to write left to right",
             "it sees both sides",
             "use a model with causal stacks, or adlm_studies.reasoning.diffusion",
+            subject="network",
         )
     done: list[WrittenAnswer] = []
     with model.inference_weights():
@@ -113,7 +115,7 @@ def _write_some(
     cache = model.cache(rows, columns + limit, segments=given.segments)
     thoughts: list[tuple[tuple[ThoughtPrediction, ...], ...]] = [()] * rows
     if fed:
-        states = model.read_fed(given.tokens, first_thought_column(given, fed), fed, cache).final
+        states = read_fed(model, given.tokens, first_thought_column(given, fed), fed, cache).final
         thoughts = [top_predictions(model.logits(each), tokenizer, top) for each in states[:, :fed]]
         last = states[:, -1]
     else:

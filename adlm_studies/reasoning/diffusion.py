@@ -61,6 +61,7 @@ class DiffusionReasoningData(DataConfig):
                 f"asked for {self.most} positions for anchors and {self.room} tokens after them",
                 "fewer than 0, or too few for an answer",
                 "give 0 or more positions and room for the longest trace",
+                subject="most" if self.most < 0 else "room",
             )
 
     def prepare(
@@ -100,7 +101,9 @@ class DiffusionReasoningData(DataConfig):
         kept = [i for i, row in enumerate(rows) if cut or len(row.rest) <= most]
         if not kept:
             found = f"the shortest of {len(rows):,} needs {min(len(row.rest) for row in plain)}"
-            raise DataError(f"asked for {self.room} tokens after the anchors of {name}", found, "give more")
+            raise DataError(
+                f"asked for {self.room} tokens after the anchors of {name}", found, "give more", subject="room"
+            )
         if len(kept) < len(rows):
             name += f" without {len(rows) - len(kept):,} that are too long"
         return DiffusionReasoningTable(
@@ -162,6 +165,7 @@ class AnchorsFirst(Unmasking):
                 "asked for AnchorsFirst with filters or stale anchors",
                 "the inner sampler has its own",
                 "give them to it",
+                subject="filters" if self.filters else "stale_anchors",
             )
 
     def board(
@@ -216,7 +220,7 @@ def answer_by_denoising(
         top: so many tokens for each place for an anchor, as they look before anything is written.
     """
     if batch < 1 or top < 1:
-        raise ConfigError("asked to answer questions", f"batch={batch}, top={top}", "give 1 or more of each")
+        raise ConfigError("batch and top must be 1 or more", subject="batch" if batch < 1 else "top")
     chosen = sampler or AnchorsFirst(
         begin_id=special_token_id(tokenizer, BEGIN), end_id=special_token_id(tokenizer, END)
     )

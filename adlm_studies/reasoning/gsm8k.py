@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adlm.errors import ConfigError, DataError
+from adlm.errors import DataError, OutOfRange
 from adlm_studies.reasoning.answers import number_in, same_number
 from adlm_studies.reasoning.problem import (
     Problem,
@@ -62,7 +62,7 @@ class Gsm8k(Task):
 
     def __post_init__(self) -> None:
         if self.held_out < 0:
-            raise ConfigError(f"asked for held_out={self.held_out}", "a number below zero", "give it as 0 or more")
+            raise OutOfRange("held_out", self.held_out, "0 or more")
 
     def problems(self, split: str) -> Sequence[Problem]:
         check_split(split)
@@ -140,7 +140,9 @@ def _equations(path: Path) -> Iterator[Problem]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"asked to read {path}", f"not UTF-8: {error.reason}", "store it as UTF-8") from error
+        raise DataError(
+            f"asked to read {path}", f"not UTF-8: {error.reason}", "store it as UTF-8", subject=str(path)
+        ) from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from adlm.errors import ConfigError, UnknownName
+from adlm.errors import OutOfRange, UnknownName
 from adlm_studies.reasoning.problem import Problem
 
 ANSWER = "#### "  # before every answer, as in GSM8K
@@ -61,9 +61,7 @@ class ReasoningMethod(ABC):
 
     def layout(self, problem: Problem, stage: int) -> ChainLayout:
         if not 0 <= stage < self.stages:
-            raise ConfigError(
-                f"asked for stage {stage} of {self.name}", f"{self.stages} of them", f"give 0 to {self.stages - 1}"
-            )
+            raise OutOfRange("stage", stage, f"0 to {self.stages - 1}")
         return ChainLayout(
             problem.question.rstrip() + "\n",
             self.thoughts(stage),
@@ -229,4 +227,4 @@ def _spaced(problem: Problem) -> Iterator[str]:
 def _check_counts(method: ReasoningMethod, **counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
-            raise ConfigError(f"asked for {method.name} with {name}={count}", "fewer than 1", "give 1 or more")
+            raise OutOfRange(name, count, "1 or more")

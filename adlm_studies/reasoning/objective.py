@@ -1,4 +1,4 @@
-"""What a model that reasons left to right is trained with: its own tokens, and what its thoughts are to predict.
+"""The objective of models that reason left to right: their own tokens, and what their thoughts are to predict.
 
 Published: ACoT (arXiv 2505.18456), with thoughts that are fed forward as in Coconut (arXiv 2412.06769).
 """
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from adlm.anchors.rules import AnchorRule, RareInSequence
 from adlm.errors import ConfigError, DataError
+from adlm.models.fed import fed_features
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.linear_cross_entropy import Nats, weighted_nll
-from adlm.objectives.objective import Objective, costs, table
+from adlm.objectives.objective import LossContext, LossInputs, Objective, costs, uncorrupted
 from adlm.randomness import Noise
-from adlm.types import Batch, Features, LossTerms
+from adlm.types import Batch, Corrupted, Features
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class ThoughtCrossEntropy(Objective):
     Both are sums, divided by the number of written tokens.
 
     Args:
-        fed: thoughts in each row, just before the last given token, that are read as the state of the place before.
+        fed: thoughts in each row, just before the last given token, that read the features of the position before.
         anchor_weight: of what the thoughts are to predict (`Batch.targets`).
         gamma, rule: of the first stage's own term in two-stage models, at what is written, as in
             `AnchoredCrossEntropy`; it is not reported either.
@@ -38,29 +39,70 @@ class ThoughtCrossEntropy(Objective):
     def __post_init__(self) -> None:
         if self.fed < 0 or not min(self.anchor_weight, self.gamma) >= 0:
             found = f"fed={self.fed}, anchor_weight={self.anchor_weight}, gamma={self.gamma}"
-            raise ConfigError("asked to train with thoughts", found, "give 0 or more of each")
+            raise ConfigError(
+                "asked to train with thoughts",
+                found,
+                "give 0 or more of each",
+                subject=", ".join(name for name in ("fed", "anchor_weight", "gamma") if not getattr(self, name) >= 0),
+            )
 
     @property
     def trains_anchor(self) -> bool:
         return self.gamma > 0
 
-    def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
-        scored, told = batch.scored, self._told(batch)
-        output_mask = scored | told
-        hidden, anchor = self._read(model, batch, output_mask)
-        clean = _cost(model, hidden[scored[output_mask]], batch.tokens[scored])
-        loss = clean.total
-        if batch.targets is not None and self.anchor_weight:
-            loss = loss + _cost(model, hidden[told[output_mask]], batch.targets[told], self.anchor_weight).total
-        if self.gamma:
-            # Zero at the very first step, and taken all the same: every step reaches the same parameters.
-            loss = loss + min(self.gamma, progress) * self._first_stage(model, anchor, batch)
-        return LossTerms(loss, clean.total.detach(), scored.sum())
+    def check(self, model: LanguageModel) -> None:
+        if not model.causal:
+            raise ConfigError(
+                f"asked {type(model).__name__} to reason left to right",
+                "it sees both sides",
+                "use a causal stack (base ar or a2r), or a diffusion model with its own rows (base adlm or mdlm)",
+                subject="network",
+            )
+        if self.gamma and model.stages < 2:
+            raise ConfigError(
+                f"asked to train the first stage of {type(model).__name__}",
+                "it has one stage",
+                "set gamma=0, or use a two-stage model",
+                subject="gamma",
+            )
 
-    @torch.no_grad()
-    def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
-        hidden = self._read(model, batch, batch.scored).final
-        return table(_cost(model, hidden, batch.tokens[batch.scored]).each, batch.scored)
+    def corrupt(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        """Nothing is masked; what is written and what thoughts are told have to be predicted."""
+        clean = uncorrupted(batch)
+        return clean._replace(masked=clean.masked | self._told(batch))
+
+    def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        return uncorrupted(batch)
+
+    def read(self, inputs: LossInputs) -> Features:
+        if not self.fed:
+            return super().read(inputs)
+        batch = inputs.batch
+        first = first_thought_column(batch, self.fed)
+        return fed_features(
+            inputs.model,
+            batch.tokens,
+            first,
+            self.fed,
+            segments=batch.segments,
+            output_mask=inputs.corrupted.masked,
+        )
+
+    def bound(self, context: LossContext) -> Nats:
+        scored = context.batch.scored
+        hidden = context.features.final[context.select(scored)]
+        return _cost(context.model, hidden, context.batch.tokens[scored])
+
+    def extra(self, context: LossContext) -> Tensor | None:
+        batch = context.batch
+        told, terms = self._told(batch), []
+        if batch.targets is not None and self.anchor_weight:
+            hidden = context.features.final[context.select(told)]
+            terms.append(_cost(context.model, hidden, batch.targets[told], self.anchor_weight).total)
+        if self.gamma:
+            # Zero at the very first step, and computed all the same: every step reaches the same parameters.
+            terms.append(min(self.gamma, context.progress) * self._first_stage(context))
+        return sum(terms[1:], terms[0]) if terms else None
 
     def _told(self, batch: Batch) -> Tensor:
         """[B, L] bool: where there are targets to learn."""
@@ -68,28 +110,15 @@ class ThoughtCrossEntropy(Objective):
             return torch.zeros_like(batch.valid)
         return batch.targets >= 0
 
-    def _first_stage(self, model: LanguageModel, anchor: Tensor | None, batch: Batch) -> Tensor:
+    def _first_stage(self, context: LossContext) -> Tensor:
         """The first stage's cross-entropy at the anchors among what is written, summed."""
-        if anchor is None or model.anchor_head is None:
-            asked = f"asked to train the first stage of {type(model).__name__}"
-            raise ConfigError(asked, "it has one stage", "set gamma=0, or use a two-stage model")
+        batch, head, anchor = context.batch, context.model.anchor_head, context.features.anchor
+        assert head is not None
+        assert anchor is not None
         chosen = self.rule.mark(batch) & batch.scored
         tokens = batch.tokens[chosen]
         weight = torch.ones_like(tokens, dtype=torch.float32)
-        return weighted_nll(model.anchor_head, anchor[chosen], tokens, weight, with_mask=True).total
-
-    def _read(self, model: LanguageModel, batch: Batch, output_mask: Tensor) -> Features:
-        """Final features [N, D] at the wanted positions."""
-        if not model.causal:
-            raise ConfigError(
-                f"asked {type(model).__name__} to reason left to right",
-                "it sees both sides",
-                "use a causal stack (base ar or a2r), or a diffusion model with its own rows (base adlm or mdlm)",
-            )
-        if not self.fed:
-            return model.features(batch.tokens, segments=batch.segments, output_mask=output_mask)
-        first = first_thought_column(batch, self.fed)
-        return model.fed_features(batch.tokens, first, self.fed, segments=batch.segments, output_mask=output_mask)
+        return weighted_nll(head, anchor[chosen], tokens, weight, with_mask=True).total
 
 
 def first_thought_column(batch: Batch, count: int) -> int:
@@ -97,11 +126,11 @@ def first_thought_column(batch: Batch, count: int) -> int:
     asked = f"asked for {count} thoughts in rows of {batch.tokens.shape[1]} tokens"
     fix = "read rows of adlm_studies.reasoning.data.ReasoningData, of the same stage"
     if batch.frozen is None or not bool(batch.frozen.any()):
-        raise DataError(asked, "nothing of them is given", fix)
+        raise DataError(asked, "nothing of them is given", fix, subject="frozen")
     last = batch.frozen.shape[1] - 1 - batch.frozen.flip(-1).long().argmax(-1)
     first = int(last[0]) - count
     if bool((last != last[0]).any()) or first < 1:
-        raise DataError(asked, "what is given ends at other columns, or is shorter", fix)
+        raise DataError(asked, "what is given ends at other columns, or is shorter", fix, subject="columns")
     return first
 
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import ClassVar, overload
 
 from adlm.data.files import TextFiles, json_records
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import DataError, OutOfRange, UnknownName
 
 SPLITS = ("train", "valid", "test")
 # Of ten questions, one may be drawn for the test and one for validation.
@@ -71,8 +71,7 @@ class GeneratedTask(Task):
     def __post_init__(self) -> None:
         for field in ("seed", *SPLITS):
             if getattr(self, field) < 0:
-                asked = f"asked for {self.name} with {field}={getattr(self, field)}"
-                raise ConfigError(asked, "a number below zero", f"give {field} as 0 or more")
+                raise OutOfRange(field, getattr(self, field), "0 or more")
 
     @abstractmethod
     def draw(self, dice: Random) -> Problem:
@@ -132,7 +131,10 @@ def published_folder(folder: str, name: str) -> Path | None:
         path = Path(folder).expanduser()
         if not path.is_dir():
             raise DataError(
-                f"asked for {name} in the folder {folder}", "no such folder", "give the folder of its files"
+                f"asked for {name} in the folder {folder}",
+                "no such folder",
+                "give the folder of its files",
+                subject=folder,
             )
         return path
     root = os.environ.get("ADLM_DATA")
@@ -144,10 +146,14 @@ def published_file(folder: Path | None, file: str, name: str) -> Path:
     """A file that has to be there."""
     if folder is None:
         asked = f"asked for problems of {name}"
-        raise DataError(asked, "no folder with its files", f"name the folder, or keep {file} in $ADLM_DATA/{name}")
+        raise DataError(
+            asked, "no folder with its files", f"name the folder, or keep {file} in $ADLM_DATA/{name}", subject=name
+        )
     if not (folder / file).is_file():
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise DataError(f"asked for {file} of {name} in {folder}", there, f"put {file} there, as it is published")
+        raise DataError(
+            f"asked for {file} of {name} in {folder}", there, f"put {file} there, as it is published", subject=file
+        )
     return folder / file
 
 
@@ -177,4 +183,4 @@ def texts_of(record: Mapping[str, object], field: str, where: str) -> tuple[str,
 
 
 def malformed(where: str, found: str, fix: str) -> DataError:
-    return DataError(f"asked to read a problem at {where}", found, fix)
+    return DataError(f"asked to read a problem at {where}", found, fix, subject=where)

@@ -128,9 +128,13 @@ class PublishedTask(GeneratedTask, ABC):
         super().__post_init__()
         asked = f"asked for {self.name} of the sizes {self.least} to {self.most}"
         if not self.smallest <= self.least <= self.most <= self.largest:
-            raise ConfigError(asked, "no such problems", f"give sizes from {self.smallest} to {self.largest}")
+            raise ConfigError(
+                asked, "no such problems", f"give sizes from {self.smallest} to {self.largest}", subject="least, most"
+            )
         if self.folder and not self._as_published:
-            raise ConfigError(asked, f"files with problems of {self.published_size}", "leave out the folder")
+            raise ConfigError(
+                asked, f"files with problems of {self.published_size}", "leave out the folder", subject="folder"
+            )
 
     def problems(self, split: str) -> Sequence[Problem]:
         path = self._file(split)

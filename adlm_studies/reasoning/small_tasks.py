@@ -35,7 +35,9 @@ class Arithmetic(GeneratedTask):
         super().__post_init__()
         if not 1 <= self.least <= self.most or self.largest < 9:
             found = f"least={self.least}, most={self.most}, largest={self.largest}"
-            raise ConfigError("asked for arithmetic", found, "give 1 <= least <= most, and largest as 9 or more")
+            raise ConfigError(
+                "asked for arithmetic", found, "use 1 <= least <= most, and largest >= 9", subject=self.name
+            )
 
     def parse_answer(self, text: str) -> str | None:
         return number_in(text)
@@ -87,7 +89,7 @@ class LetterGraph(GeneratedTask):
         if not 1 <= self.least <= self.most or not 2 * (self.most + 1) <= self.nodes <= len(ascii_lowercase):
             found = f"nodes={self.nodes}, least={self.least}, most={self.most}"
             fix = f"give 1 <= least <= most, and nodes from 2 most + 2 = {2 * self.most + 2} to 26"
-            raise ConfigError("asked for the task graph", found, fix)
+            raise ConfigError("asked for the task graph", found, fix, subject=self.name)
 
     def parse_answer(self, text: str) -> str | None:
         """The last letter that stands by itself or at an edge, after the mark of answers where there is one."""

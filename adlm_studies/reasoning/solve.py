@@ -39,13 +39,15 @@ def solve(
     name = f"{config.task.name} {name}"
     if isinstance(config, DiffusionReasoningData):
         if limit is not None:
-            raise ConfigError("asked for --limit", "a diffusion model has its positions from training", "leave it out")
+            raise ConfigError(
+                "--limit does not apply to a diffusion model: its length is that of training", subject="limit"
+            )
         table = config.rows_of(problems, name, tokenizer, cut=True)
         sampler = most_confident_first() if plain else None
         found = answer_by_denoising(network, table, tokenizer, sampler=sampler, seed=seed, batch=batch, watch=watch)
         return table, grade_answers(config.task, problems, table.numbers, found)
     if plain:
-        raise ConfigError("asked for --plain", "the model writes left to right", "leave it out")
+        raise ConfigError("--plain does not apply to a model that writes left to right", subject="plain")
     rows = replace(config, longest=0).rows_of(problems, name, tokenizer)
     limit = limit or rows.length - rows.given + _SPARE
     found = answer_left_to_right(network, rows, tokenizer, fed=config.method.fed, limit=limit, batch=batch, watch=watch)

@@ -21,12 +21,10 @@ from adlm.data.table import DataConfig
 from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.models.hub import BOX, find_model, find_transformers_model
 from adlm.models.io import CONFIG, WEIGHTS, read_config
-from adlm.models.language_model import NetworkConfig
-from adlm.models.one_stage import OneStageConfig
+from adlm.models.network import NetworkConfig
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
@@ -65,7 +63,7 @@ class Epochs:
 
     def __post_init__(self) -> None:
         if min(self.first, self.each, self.total) < 1:
-            raise ConfigError(f"asked for {self}", "fewer than 1 epoch", "give 1 or more of each")
+            raise OutOfRange("epochs", (self.first, self.each, self.total), "1 or more each")
 
     def of(self, stages: int) -> list[int]:
         """Epochs of each of so many stages."""
@@ -177,7 +175,7 @@ def curriculum_stages(curriculum: Curriculum, out: Path) -> list[CurriculumStage
         last = number == method.stages - 1
         folder = out if last else out / STAGES / str(number)
         fed = method.thoughts(number) if method.fed else 0
-        gamma = curriculum.gamma if isinstance(curriculum.network, TwoStageConfig) else 0.0
+        gamma = curriculum.gamma if curriculum.network.stages == 2 else 0.0
         objective = ThoughtCrossEntropy(fed, curriculum.anchor_weight, gamma, curriculum.rule)
         name = f"{curriculum.task.name}-{method.name}-{number}"
         run = run_on(curriculum.data(number), name, curriculum, objective, start, count)
@@ -194,13 +192,23 @@ def diffusion_stage(curriculum: Curriculum, out: Path, objective: Objective) -> 
     method, task = curriculum.method, curriculum.task
     if not isinstance(method, Anchored | Chain):
         found = "a diffusion model writes anchors and steps, or steps alone"
-        raise ConfigError(f"asked for {method.name} with a diffusion model", found, "use the method anchored or chain")
+        raise ConfigError(
+            f"asked for {method.name} with a diffusion model",
+            found,
+            "use the method anchored or chain",
+            subject="method",
+        )
     if curriculum.longest:
-        raise ConfigError("asked for --longest with a diffusion model", "it has room for all problems", "leave it out")
+        raise ConfigError(
+            "--longest does not apply to a diffusion model, which has room for all problems", subject="longest"
+        )
     if curriculum.anchor_weight != 1:
         found = "anchors are tokens like all others there"
         raise ConfigError(
-            f"asked for anchor_weight={curriculum.anchor_weight} with a diffusion model", found, "leave it out"
+            f"asked for anchor_weight={curriculum.anchor_weight} with a diffusion model",
+            found,
+            "leave it out",
+            subject="anchor_weight",
         )
     if isinstance(objective, Anelbo):
         objective = replace(objective, gamma=curriculum.gamma, rule=curriculum.rule)
@@ -227,7 +235,10 @@ def run_on(data: DataConfig, name: str, curriculum: Curriculum, objective: Objec
     if (fraction := unknown_fraction(table, prepared.tokenizer)) > _MOST_UNKNOWN:
         found = f"{fraction:.0%} of the tokens are words that the tokenizer has not"
         raise DataError(
-            f"asked to train on {table.name}", found, "begin with fresh weights, or with a model of this task"
+            f"asked to train on {table.name}",
+            found,
+            "begin with fresh weights, or with a model of this task",
+            subject="tokenizer",
         )
     rows = min(curriculum.batch_size, len(table))
     an_epoch = len(table) / rows
@@ -272,9 +283,9 @@ def starting_model(name: str, size: str | StackConfig = "nano") -> StartingModel
     if _is_of_transformers(folder):
         return StartingModel(TransformersCausalConfig(architecture_of(folder)), None, Pretrained(name), name)
     network = read_config(find_model(name, revision=None, asked=asked), asked).network
-    kind = "adlm" if isinstance(network, TwoStageConfig) else "mdlm"
+    kind = "adlm" if network.stages == 2 else "mdlm"
     return StartingModel(
-        network, None if _is_causal(network) else _fresh(kind, "nano")[1], FinetuneWithNewTokens(name), name
+        network, None if network.causal else _fresh(kind, "nano")[1], FinetuneWithNewTokens(name), name
     )
 
 
@@ -295,12 +306,6 @@ def _is_of_transformers(folder: Path) -> bool:
         return "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
-
-
-def _is_causal(network: NetworkConfig) -> bool:
-    if isinstance(network, OneStageConfig | TwoStageConfig):
-        return (network.stack if isinstance(network, OneStageConfig) else network.anchor).causal
-    return True  # of transformers
 
 
 # (stage, its number, number of stages) -> the callbacks while the stage is trained.
@@ -325,7 +330,7 @@ def train_in_stages(
         curves: draw the last run as a picture at its end.
     """
     if not stages:
-        raise ConfigError("asked to train in stages", "there are none", "give one or more")
+        raise ConfigError("a curriculum needs at least one stage", subject="stages")
     for number, stage in enumerate(stages):
         if stage.finished:
             continue

@@ -24,5 +24,7 @@ def make_task(name: str, folder: str | None = None, **options: Any) -> Task:
     known = {field.name for field in fields(kind)}
     if strange := sorted(given.keys() - known):
         found = f"it has {', '.join(sorted(known))} and no {', '.join(strange)}"
-        raise ConfigError(f"asked for the task {name} with {', '.join(strange)}", found, "leave it out")
+        raise ConfigError(
+            f"asked for the task {name} with {', '.join(strange)}", found, "leave it out", subject=strange[0]
+        )
     return kind(**given)

@@ -49,7 +49,9 @@ def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
         backend.add_special_tokens([AddedToken(MASK, special=True)])
         if backend.token_to_id(MASK) != roles.mask_id:
             found = f"its mask has the id {roles.mask_id}, and there are gaps before it"
-            raise DataError("asked to add marks to a tokenizer", found, "use one whose ids have no gaps")
+            raise DataError(
+                "asked to add marks to a tokenizer", found, "use one whose ids have no gaps", subject="tokenizer"
+            )
     backend.add_special_tokens([AddedToken(mark, special=True) for mark in SPECIAL_TOKENS])
     size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
     return Tokenizer(backend, Roles(size, roles.mask_id, roles.eos_id, roles.bos_id, roles.pad_id))
@@ -63,6 +65,7 @@ def special_token_id(tokenizer: Tokenizer, mark: str) -> int:
             f"asked for the token {mark}",
             "the tokenizer does not have it",
             "use a model that `adlm reason train` trained",
+            subject=mark,
         )
     return int(found)
 
@@ -81,16 +84,20 @@ class FinetuneWithNewTokens(Init):
         asked = f"asked to start from {self.model}, with marks for reasoning"
         other, config, theirs = load_model(find_model(self.model, revision=None, asked=asked), asked=asked)
         if with_special_tokens(theirs).fingerprint != tokenizer.fingerprint:
-            raise ModelError(asked, "the run has another tokenizer", f"set tokenizer={self.model}")
+            raise ModelError(asked, "the run has another tokenizer", f"set tokenizer={self.model}", subject="tokenizer")
         if getattr(model, "config", config.network) != config.network:
-            raise ModelError(asked, "the run trains another network", "take the network of the model")
+            raise ModelError(
+                asked, "the run trains another network", "take the network of the model", subject="network"
+            )
         grown = other.state_dict()
         for name, ours in model.state_dict().items():
             old = grown[name]
             if old.shape != ours.shape:
                 if old.shape[1:] != ours.shape[1:] or len(old) != theirs.vocab_size:
                     fix = "use a model whose hand-over does not go by the vocabulary"
-                    raise ModelError(asked, f"{name} has {tuple(old.shape)} there, {tuple(ours.shape)} here", fix)
+                    raise ModelError(
+                        asked, f"{name} has {tuple(old.shape)} there, {tuple(ours.shape)} here", fix, subject=name
+                    )
                 new = old.mean(0, keepdim=True).expand(len(ours) - len(old), *old.shape[1:])
                 grown[name] = torch.cat([old, new])
         model.load_state_dict(grown)

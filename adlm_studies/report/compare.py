@@ -10,9 +10,8 @@ from typing import Any
 
 from adlm.distributed import device_for
 from adlm.errors import AdlmError, ConfigError, OutOfRange
-from adlm.models.costs import count_parameters, shape_of
+from adlm.models.costs import count_parameters
 from adlm.models.io import WEIGHTS, ModelConfig, read_config
-from adlm.models.two_stage import TwoStageConfig
 from adlm.text_model import load
 from adlm.train.folder import differences, read_run, stored_run
 from adlm.train.metrics import METRICS, each_metric
@@ -74,12 +73,12 @@ class TrainedRun:
 
     @property
     def causal(self) -> bool:
-        return shape_of(self.config.network).stack.causal
+        return self.config.network.causal
 
     @property
     def kind(self) -> str:
         """The name of such models in papers."""
-        if isinstance(self.config.network, TwoStageConfig):
+        if self.config.network.stages == 2:
             return "A2R" if self.causal else "ADLM"
         objective = self.run.get("objective", {}).get("kind", "")
         return "AR" if self.causal else "MDLM" if objective == "Nelbo" else f"masked, {objective}"
@@ -236,7 +235,7 @@ def _generated(runs: Sequence[TrainedRun], *, samples: int, seed: int, device: s
     if not with_model:
         return []
     # The one with most to show: two stages before one, any order before left to right.
-    recorded = min(with_model, key=lambda run: (run.causal, not isinstance(run.config.network, TwoStageConfig)))
+    recorded = min(with_model, key=lambda run: (run.causal, -run.config.network.stages))
     texts: list[tuple[str, str]] = []
     sections: list[Section] = []
     for run in with_model:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from adlm.data.shards import write_atomically
-from adlm.errors import ConfigError
-from adlm_studies.report.chart import DARK, LIGHT, points, svg
+from adlm.errors import ConfigError, MissingExtra
+from adlm_studies.report.chart import palette_css, points, svg
 from adlm_studies.report.markup import data_block, inline, paragraphs, slug
 from adlm_studies.report.sections import Chart, Code, Player, ReportPage, ReportTable, Section, Texts
 from adlm_studies.report.tables import table
@@ -30,13 +30,12 @@ def write_report(report: ReportPage, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        fix = "name a file in a folder that can be written to"
-        raise ConfigError(f"asked to write a report to {path}", str(error), fix) from error
+        raise ConfigError(f"the report cannot be written to {path}: {error}", subject=str(path)) from error
 
 
 def page(report: ReportPage) -> str:
     """The whole page."""
-    styles, scripts = [_series_colours() + "\n".join(map(_file, _STYLES))], [_file(name) for name in _SCRIPTS]
+    styles, scripts = [palette_css() + "\n".join(map(_file, _STYLES))], [_file(name) for name in _SCRIPTS]
     taken = {"top", "main"}
     names = [slug(section.title, taken) for section in report.sections]
     sections = "\n".join(_section(section, name) for section, name in zip(report.sections, names, strict=True))
@@ -85,11 +84,6 @@ def _file(name: str) -> str:
     return (own if own.is_file() else files("adlm.serve") / "static" / name).read_text(encoding="utf-8")
 
 
-def _series_colours() -> str:
-    pairs = "".join(f"--s{i}: light-dark({a}, {b}); " for i, (a, b) in enumerate(zip(LIGHT, DARK, strict=True)))
-    return f":root {{ {pairs}}}\n"
-
-
 def _policy(styles: list[str], scripts: list[str]) -> str:
     def sums(contents: list[str]) -> str:
         digests = (base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents)
@@ -124,7 +118,10 @@ def _(section: ReportTable, name: str) -> str:
 @_body.register
 def _(section: Chart, name: str) -> str:
     label = escape(section.title, quote=True)
-    drawn = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{svg(section)}</div>'
+    try:
+        drawn = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{svg(section)}</div>'
+    except MissingExtra as error:  # the figures are there all the same
+        drawn = paragraphs(f"Not drawn: {error.fix}", "note")
     return f"<figure>{drawn}{_figures(section)}</figure>"
 
 

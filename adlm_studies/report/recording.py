@@ -46,6 +46,7 @@ def record_generation(
             f"asked for a recording of {frames} frames with {predictions} predictions",
             "too few to show anything",
             "take 2 frames or more, and 0 predictions or more",
+            subject="frames" if frames < 2 else "predictions",
         )
     watched = _Watched(model.tokenizer.mask_id)
     model.generate(prompt, sampler=sampler, seed=seed, watch=watched, **options)  # type: ignore[arg-type]
@@ -150,7 +151,7 @@ class _Writer:
         tokens = state[None, start : start + size].to(device)
         fraction = (state == self.mask_id).float().mean().clamp(1e-3, 1.0)
         with network.inference_weights():
-            features = network.features(tokens, fraction[None].to(device) if network.timed else None)
+            features = network.features(tokens, fraction[None].to(device) if network.time_conditioned else None)
             positions = (blank - start).to(device)
             final = self._rankings(network.logits, features.final[0, positions])
             none: list[Ranking] = [()] * len(blank)

@@ -14,7 +14,7 @@ import torch
 
 from adlm.diffusion.corruption import CountMasking
 from adlm.models import unpadded
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.sizes import published
 from adlm.objectives.nelbo import Nelbo
 from adlm.randomness import Noise

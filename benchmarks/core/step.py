@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from adlm.anchors.rules import RareInSequence
 from adlm.diffusion.corruption import UniformMasking
 from adlm.models.costs import training_work
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStage, TwoStageConfig
 from adlm.objectives.nelbo import Anelbo

@@ -26,10 +26,8 @@ from torch import nn
 from adlm.data.loader import LoaderConfig
 from adlm.data.synthetic import Synthetic
 from adlm.models.costs import count_parameters, training_work
-from adlm.models.language_model import NetworkConfig, Vocabulary
-from adlm.models.one_stage import OneStageConfig
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.sizes import published
-from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.randomness import Noise
@@ -46,11 +44,10 @@ VOCABULARY, LENGTH, ROWS = 8192, 256, 4
 
 def models() -> dict[str, tuple[NetworkConfig, Objective]]:
     adlm = published("adlm", "micro", dropout=0.0)
-    assert isinstance(adlm, TwoStageConfig)
     words = Vocabulary(VOCABULARY, VOCABULARY - 1)
     matched = same_parameters(adlm, words)
     cheap = same_cost(adlm, words, length=LENGTH, rows=ROWS, anchors=1.0)
-    causal = OneStageConfig(replace(matched.stack, causal=True, condition=0))
+    causal = matched.variant(causal=True, condition=0)
     return {
         "AR, parameters of ADLM": (causal, CrossEntropy()),
         "MDLM, parameters of ADLM": (matched, Nelbo()),

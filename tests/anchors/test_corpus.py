@@ -16,6 +16,7 @@ from adlm.data.corpus_table import TABLE, CorpusTable
 from adlm.errors import ConfigError, DamagedData, DataError
 from tests.anchors.batches import VOCAB, batches, marks_of
 from tests.conftest import batch_of
+from tests.errors import raises
 
 MASK = VOCAB - 1
 DOCUMENTS = 8
@@ -142,32 +143,32 @@ def test_a_rule_refuses_another_table_than_its_own(tmp_path):
     rules = [RareInCorpus.from_table(path, rank=2), TfIdf.from_table(path, fraction=0.5)]
     TABLES[1].write(path)
     for rule in rules:
-        with pytest.raises(DamagedData, match=r"another table, of texts \(train\), 6 tokens") as caught:
+        with pytest.raises(DamagedData) as caught:
             rule.mark(batch_of([[0]]))
         assert TABLES[0].checksum[:12] in caught.value.fix
     path.unlink()
     for rule in rules:
-        with pytest.raises(DataError, match="adlm prepare --anchor-table"):
+        with raises(DataError):
             rule.mark(batch_of([[0]]))
 
 
 def test_a_token_that_the_table_does_not_know_is_named(paths):
     for rule in (RareInCorpus.from_table(paths[0], rank=2), TfIdf.from_table(paths[0], fraction=0.5)):
-        with pytest.raises(DataError, match=f"token {VOCAB}, where the rule knows {VOCAB} types"):
+        with raises(DataError, subject="row 0"):
             rule.mark(batch_of([[0, VOCAB]]))
 
 
 @pytest.mark.parametrize(
-    ("rule", "thresholds", "complaint"),
+    ("rule", "thresholds", "subject"),
     [
-        (RareInCorpus, {}, "give fraction or rank, and only one"),
-        (RareInCorpus, {"fraction": 0.1, "rank": 3}, "2 of fraction or rank"),
-        (RareInCorpus, {"fraction": 1.5}, r"not in \[0, 1\]"),
-        (RareInCorpus, {"rank": -1}, "a negative rank"),
-        (TfIdf, {}, "give fraction or above, and only one"),
-        (TfIdf, {"fraction": -0.5}, r"not in \[0, 1\]"),
+        (RareInCorpus, {}, "RareInCorpus"),
+        (RareInCorpus, {"fraction": 0.1, "rank": 3}, "RareInCorpus"),
+        (RareInCorpus, {"fraction": 1.5}, "fraction"),
+        (RareInCorpus, {"rank": -1}, "rank"),
+        (TfIdf, {}, "TfIdf"),
+        (TfIdf, {"fraction": -0.5}, "fraction"),
     ],
 )
-def test_thresholds_that_mean_nothing_are_refused(rule, thresholds, complaint):
-    with pytest.raises(ConfigError, match=complaint):
+def test_thresholds_that_mean_nothing_are_refused(rule, thresholds, subject):
+    with raises(ConfigError, subject=subject):
         rule(table="table", checksum="", **thresholds)

@@ -1,7 +1,6 @@
 import json
 import pickle
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from adlm.data.tokenizer import train_bpe, train_words
 from adlm.errors import ConfigError
 from tests.anchors.batches import VOCAB, batches, marks_of
 from tests.conftest import batch_of
+from tests.errors import raises
 
 TEXT = "The cat sat on the mat, and the other cat's hat didn't fit: 42 cats!"
 TOKENIZER = train_words([TEXT])
@@ -66,5 +66,5 @@ def test_content_words_are_a_value(chosen):
 
 def test_a_damaged_table_is_refused():
     for size, bits in ((9, "AA=="), (0, ""), (8, "no base64!"), (8, "é")):
-        with pytest.raises(ConfigError, match="from_tokenizer"):
+        with raises(ConfigError, subject="bits"):
             ContentWords(size, bits)

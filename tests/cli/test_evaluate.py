@@ -18,7 +18,7 @@ from adlm.data.tokenizer import characters
 from adlm.evaluate import perplexity as scoring
 from adlm.evaluate.result import read_result
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -14,7 +14,7 @@ from adlm.evaluate.judge import judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
 from adlm.evaluate.result import read_result
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel

@@ -18,7 +18,7 @@ from adlm.config import to_json
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_bpe, train_words
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.nelbo import Anelbo

@@ -12,7 +12,7 @@ from adlm.config import from_json
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_words
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -52,6 +52,19 @@ def test_nothing_is_overwritten_unasked(checkpoint, tmp_path, capsys):
     assert len(load_file(file)) == len(tiny_weights())
 
 
+def test_a_model_of_this_package_is_named_as_anywhere(tmp_path, capsys):
+    """`box`, and a folder: written again, in the format of today."""
+    assert main(["convert", "box", str(tmp_path / "copy")]) == 0
+    box, copy = adlm.load("box"), adlm.load(tmp_path / "copy")
+    assert copy.config == box.config
+    assert all(torch.equal(a, b) for a, b in zip(copy.network.parameters(), box.network.parameters(), strict=True))
+    assert main(["convert", str(tmp_path / "copy"), str(tmp_path / "again")]) == 0
+    assert main(["convert", "box", str(tmp_path / "box.safetensors"), "--to", "official"]) == 2
+    assert "convolution" in capsys.readouterr().err
+    assert main(["convert", "box", str(tmp_path / "third"), "--heads", "5"]) == 2
+    assert "--heads" in capsys.readouterr().err
+
+
 def test_a_refused_checkpoint_leaves_nothing_behind(checkpoint, tmp_path, capsys):
     data = bytearray(checkpoint.read_bytes())
     data[len(data) // 2] ^= 255
@@ -68,7 +81,7 @@ def test_a_model_that_cannot_be_written_leaves_nothing_behind(checkpoint, tmp_pa
     def full(*_, **__):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("adlm.convert.output.save_file", full)
+    monkeypatch.setattr("adlm.convert.conversion.save_file", full)
     with pytest.raises(OSError, match="no space"):
         main(["convert", str(tmp_path / "model"), str(tmp_path / "a.safetensors"), "--to", "official"])
     assert {path.name for path in tmp_path.iterdir()} == before
@@ -77,15 +90,15 @@ def test_a_model_that_cannot_be_written_leaves_nothing_behind(checkpoint, tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none.ckpt", "model"], "no such file"),
-        ([".", "model"], "--to official"),
-        (["official.ckpt", "official.ckpt"], "which is a file"),
-        (["official.ckpt", "model", "--tokenizer", "./none"], "no file or folder of that name"),
-        (["official.ckpt", "model", "--weights", "ema"], "use --weights raw"),
-        (["official.ckpt", "model", "--heads", "5"], "different numbers of heads"),
-        (["official.ckpt", "model", "--length", "2"], "fewer than 4"),
-        (["model", "out.bin", "--to", "official"], "ends in .safetensors"),
-        (["none", "out.safetensors", "--to", "official"], "no such folder"),
+        (["none.ckpt", "model"], "none.ckpt"),
+        ([".", "model"], "config.json"),
+        (["official.ckpt", "official.ckpt"], "official.ckpt"),
+        (["official.ckpt", "model", "--tokenizer", "./none"], "./none"),
+        (["official.ckpt", "model", "--weights", "ema"], "--weights"),
+        (["official.ckpt", "model", "--heads", "5"], "heads"),
+        (["official.ckpt", "model", "--length", "2"], "length"),
+        (["model", "out.bin", "--to", "official"], "out.bin"),
+        (["none", "out.safetensors", "--to", "official"], "none"),
         (["model", "out.safetensors", "--to", "official", "--mask-id", "0"], "--mask-id"),
     ],
 )

@@ -19,10 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adlm.convert.checkpoint import StoredTensor, opened
+from adlm.convert.description import Options
 from adlm.convert.from_official import from_official
-from adlm.convert.names import Name, admitted
-from adlm.convert.options import Options
-from adlm.convert.pickle_data import LARGEST, PickledObject
+from adlm.convert.pickle_data import LARGEST, Name, PickledObject, admitted
 from adlm.errors import ModelError
 from tests.convert.official_files import ar_weights, save_checkpoint, tokenizer_json
 

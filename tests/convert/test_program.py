@@ -18,7 +18,7 @@ from adlm.data.packing import Padded
 from adlm.data.tokenizer import characters
 from adlm.errors import ConfigError, MissingExtra, ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import NetworkConfig, Vocabulary
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
@@ -66,7 +66,7 @@ def model_of(network: NetworkConfig) -> TextModel:
 def inputs_of(model: TextModel, rows: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
     noise = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, TOKENIZER.vocab_size, (rows, length), generator=noise)
-    return {"tokens": tokens, **({"t": torch.rand(rows, generator=noise)} if model.network.timed else {})}
+    return {"tokens": tokens, **({"t": torch.rand(rows, generator=noise)} if model.network.time_conditioned else {})}
 
 
 def expected(model: TextModel, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 
 import adlm
 from adlm.cli import main
+from adlm.convert.description import Options
 from adlm.convert.from_official import from_official
-from adlm.convert.options import Options
 from adlm.data.packing import Wrapped
 from adlm.errors import ModelError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.score_entropy import ScoreEntropy
@@ -37,6 +37,7 @@ from tests.convert.published_networks import (
     save_folder,
     weights_of,
 )
+from tests.errors import raises
 
 MASK = IDS - 1
 TIMES = torch.tensor([0.1, 0.5, 0.9])
@@ -132,9 +133,9 @@ def test_weights_without_settings_need_options(tmp_path):
     save_file(weights_of(), tmp_path / "sedd.safetensors")
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
     given = {"tokenizer": str(tmp_path / "tokenizer.json")}
-    with pytest.raises(ModelError, match="give --length"):
+    with raises(ModelError, subject="length"):
         from_official(tmp_path / "sedd.safetensors", Options(**given))
-    with pytest.raises(ModelError, match=r"put `backbone\.` before"):
+    with raises(ModelError, subject="timed"):
         from_official(tmp_path / "sedd.safetensors", Options(**given, length=LENGTH, timed=False))
     made = from_official(tmp_path / "sedd.safetensors", Options(**given, length=LENGTH))
     assert made.config.network.stack.timed
@@ -190,11 +191,11 @@ def test_missing_and_foreign_keys_of_a_published_folder_are_listed(layout, tmp_p
 
 def test_a_published_folder_without_a_tokenizer_says_whose_to_give(tmp_path):
     folder = save_folder(tmp_path / "a", MDLM, prefixed(weights_of()))
-    with pytest.raises(ModelError, match="--tokenizer NAME_OR_FOLDER"):
+    with raises(ModelError, subject="tokenizer"):
         from_official(folder)
     large = {**prefixed(weights_of()), "backbone.vocab_embed.embedding": torch.zeros(50_258, 2)}
     save_folder(folder, MDLM, large)
-    with pytest.raises(ModelError, match="--tokenizer gpt2"):
+    with raises(ModelError, subject="tokenizer"):
         from_official(folder)
 
 
@@ -214,9 +215,9 @@ def test_the_published_vocabulary_is_that_of_gpt2_and_a_mask(shared, tmp_path):
     [
         ("config.json", None, "without config.json"),
         ("config.json", "{", "config.json cannot be read"),
-        ("config.json", "[]", "not a table"),
+        ("config.json", "[]", "not an object"),
         ("config.json", "{}", "says of no model here"),
-        ("config.json", '{"format": 1, "network": {}}', "--to official"),
+        ("config.json", '{"format": 1, "network": {}}', "adlm.load"),
         ("model.safetensors", None, "neither model.safetensors nor pytorch_model.bin"),
     ],
 )

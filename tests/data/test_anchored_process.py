@@ -12,7 +12,7 @@ from adlm.anchors.positions import AtPositions
 from adlm.data.anchored_process import FIRST, AnchoredProcess, at_the_back, at_the_front, spread
 from adlm.data.loader import LoaderConfig, read_rows
 from adlm.errors import ConfigError, DataError
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.train.plan import known_vocabulary, row_length
 from tests.conftest import batch_of
 

@@ -14,7 +14,7 @@ from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
 from adlm.errors import ConfigError, DataError, UnknownName
 from adlm.evaluate.perplexity import perplexity
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel

@@ -7,10 +7,11 @@ from adlm.anchors.rules import RareInSequence, TypeRule
 from adlm.diffusion.corruption import AnchoredMasking, CountMasking, UniformMasking
 from adlm.diffusion.schedule import Cosine, LogLinear
 from adlm.diffusion.times import Antithetic, Independent
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.randomness import Noise
 from adlm.types import Batch
 from tests.conftest import batch_of
+from tests.errors import raises
 
 MASK = 50
 
@@ -56,7 +57,7 @@ def test_only_scored_positions_are_masked_and_the_rest_stays(corruption):
 @pytest.mark.parametrize("corruption", ALL, ids=repr)
 def test_the_noise_of_a_row_does_not_depend_on_the_batch(corruption):
     batch = rows(16)
-    part = Batch(*(getattr(batch, name)[5:9] for name in ("tokens", "valid", "index", "draw")))
+    part = Batch(*(getattr(batch, name)[5:9] for name in ("tokens", "valid", "index", "sample_id")))
     whole, alone = corruption(batch, MASK, Noise(3)), corruption(part, MASK, Noise(3))
     assert all(torch.equal(a[5:9], b) for a, b in zip(whole[:5], alone[:5], strict=True))
 
@@ -139,16 +140,16 @@ def test_anchored_masking_with_power_one_is_uniform_masking():
 
 
 def test_impossible_corruptions_are_refused():
-    with pytest.raises(ConfigError, match="first above 0"):
+    with raises(ConfigError, subject="importance"):
         UniformMasking(importance=True, first=0.0)
-    with pytest.raises(ConfigError, match="steps=0"):
+    with raises(ConfigError, subject="importance"):
         UniformMasking(importance=True, steps=5)
-    with pytest.raises(ConfigError, match="fewer than 0"):
+    with raises(OutOfRange, subject="steps"):
         UniformMasking(steps=-3)
     for kind in (UniformMasking, AnchoredMasking):
         for first in (-0.1, 1.0):
-            with pytest.raises(ConfigError, match=r"not in \[0, 1\)"):
+            with raises(OutOfRange, subject="first"):
                 kind(first=first)
-    with pytest.raises(ConfigError, match="power"):
+    with raises(OutOfRange, subject="power"):
         AnchoredMasking(power=0.0)
     assert math.isfinite(UniformMasking(importance=True)(rows(1), MASK, Noise(0)).weight.item())

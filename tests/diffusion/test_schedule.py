@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from adlm.diffusion.schedule import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
+from tests.errors import raises
 
 SCHEDULES = [LogLinear(), Cosine(), Polynomial(), Polynomial(power=0.5), Linear(), Geometric(), Clipped()]
 TIMES = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
@@ -41,5 +42,5 @@ def test_the_bound_does_not_depend_on_the_schedule(schedule):
 
 
 def test_a_clipped_schedule_needs_its_shares_in_order():
-    with pytest.raises(ConfigError, match="low < high"):
+    with raises(OutOfRange, subject="low, high"):
         Clipped(0.8, 0.3)

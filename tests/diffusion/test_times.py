@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from adlm.diffusion.times import Antithetic, Independent, LowDiscrepancyTimes
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 from adlm.randomness import Noise
+from tests.errors import raises
 
 ALL = [LowDiscrepancyTimes(), Antithetic(64), Independent()]
 
@@ -36,5 +37,5 @@ def test_the_time_of_a_row_does_not_depend_on_the_batch(times):
 
 
 def test_an_empty_group_is_refused():
-    with pytest.raises(ConfigError, match="groups of 0"):
+    with raises(OutOfRange, subject="group"):
         Antithetic(0)

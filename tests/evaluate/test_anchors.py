@@ -29,7 +29,7 @@ from adlm.evaluate.documents import packed_rows
 from adlm.evaluate.hand_over_trials import TRIALS, Trials
 from adlm.evaluate.jackknife import jackknife, ratio
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

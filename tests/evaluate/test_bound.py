@@ -10,7 +10,7 @@ from adlm.diffusion.schedule import Cosine, LogLinear
 from adlm.diffusion.times import Independent
 from adlm.errors import ConfigError
 from adlm.evaluate.bound import enumerated_nats, mean_of, position_nats
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.d3pm import D3pm

@@ -5,7 +5,7 @@ import torch
 
 from adlm.errors import ConfigError
 from adlm.evaluate.hole_lengths import ContextMasking, context_nats
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise

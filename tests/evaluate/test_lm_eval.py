@@ -16,7 +16,7 @@ from adlm.errors import ConfigError, DataError, ModelError
 from adlm.evaluate.bound import enumerated_nats
 from adlm.evaluate.continuations import Continuation, Scorer, joined_tokens, windows
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -7,7 +7,7 @@ from adlm.data.packing import Padded, Wrapped
 from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters
 from adlm.evaluate.perplexity import perplexity
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from tests.conftest import Texts

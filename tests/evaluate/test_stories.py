@@ -13,7 +13,7 @@ from adlm.errors import ConfigError, ModelError
 from adlm.evaluate.result import read_result
 from adlm.evaluate.stories import gives_length, kind_of, likelihood_figures, sample_figures, story_nats, story_rows
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel

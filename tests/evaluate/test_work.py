@@ -15,7 +15,7 @@ from adlm.errors import ModelError
 from adlm.evaluate.documents import document_rows
 from adlm.evaluate.perplexity import ESTIMATORS, score_items
 from adlm.evaluate.work import each_of, weights_checksum
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from tests.conftest import Texts

@@ -8,7 +8,7 @@ from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.tokenizer import characters, train_words
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import NetworkConfig, Vocabulary
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

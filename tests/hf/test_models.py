@@ -96,7 +96,7 @@ def test_logits_of_masked_models_are_the_networks(name):
     model, tokens = wrapped(text_model_of(name)), rows_of(name)
     t = (tokens == WORDS.mask_id).float().mean(-1)
     network = model.network
-    expected = network.logits(network.features(tokens, t if network.timed else None).final)
+    expected = network.logits(network.features(tokens, t if network.time_conditioned else None).final)
     assert torch.equal(model(tokens).logits, expected)
 
 

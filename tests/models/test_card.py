@@ -10,7 +10,7 @@ from adlm.data.tokenizer import characters
 from adlm.models.card import Facts, card_text, may_replace
 from adlm.models.hand_over import Continued
 from adlm.models.io import ModelConfig, load_model, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -8,14 +8,17 @@ from hypothesis import strategies as st
 
 from adlm.data.loader import read_rows
 from adlm.data.synthetic import RandomRows, Synthetic
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
+from adlm.models.fed import fed_features, read_fed
 from adlm.models.hand_over import AnchorState, Hidden
-from adlm.models.language_model import Vocabulary, shifted
+from adlm.models.language_model import shift_right
 from adlm.models.layers import starts_of
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.types import Features
+from tests.errors import raises
 
 VOCABULARY = Vocabulary(13, 12)
 LENGTH = 12
@@ -55,13 +58,13 @@ def reference(model, tokens, first, count, segments=None):
     """Whole rows of vectors, computed again for every thought with the vector that it reads replaced."""
 
     def read(vectors):
-        embedded = model.embedding.placed(vectors, segments)
+        embedded = model.embedding.add_positions(vectors, segments)
         if isinstance(model.config, OneStageConfig):
             return Features(model.stack(embedded, None, segments)[1])
         stage = AnchorState(embedded, *model.anchor(embedded, None, segments))
         return Features(model.denoiser(model.hand_over(stage, model.anchor_head), None, segments)[1], stage.anchor)
 
-    vectors = model.embedding.tokens(shifted(tokens, VOCABULARY.mask_id, segments))
+    vectors = model.embedding.tokens(shift_right(tokens, VOCABULARY.mask_id, segments))
     for column in range(first + 1, min(first + count + 1, tokens.shape[1])):
         said = read(vectors).final[:, column - 1]
         if segments is not None:
@@ -89,7 +92,7 @@ def same(one, two):
 def test_values_and_gradients_are_those_of_computing_all_again_for_each_thought(name, count, segments):
     model = MODELS[name]
     text = torch.ones_like(TOKENS, dtype=torch.bool) if segments is None else segments >= 0
-    found = model.fed_features(TOKENS, 5, count, segments=segments)
+    found = fed_features(model, TOKENS, 5, count, segments=segments)
     expected = reference(model, TOKENS, 5, count, segments)
     assert same(found.final[text], expected.final[text])
     assert found.anchor is None or same(found.anchor[text], expected.anchor[text])
@@ -119,11 +122,11 @@ def test_padding_wanted_positions_and_company_change_nothing(name, first, though
     segments = text.long() - 1
     output_mask = torch.tensor(chosen).view(3, LENGTH)
     with torch.no_grad():
-        whole = model.fed_features(TOKENS, first, count, segments=segments).final
-        some = model.fed_features(TOKENS, first, count, segments=segments, output_mask=output_mask & text).final
+        whole = fed_features(model, TOKENS, first, count, segments=segments).final
+        some = fed_features(model, TOKENS, first, count, segments=segments, output_mask=output_mask & text).final
         assert same(some, whole[output_mask & text])
         for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            alone = model.fed_features(TOKENS[row : row + 1, start:end], first - start, count).final[0]
+            alone = fed_features(model, TOKENS[row : row + 1, start:end], first - start, count).final[0]
             assert same(whole[row, start:end], alone)
 
 
@@ -131,14 +134,14 @@ def test_padding_wanted_positions_and_company_change_nothing(name, first, though
 def test_no_thoughts_are_plain_features_to_the_bit(name):
     model = MODELS[name]
     for segments in (None, PADDED):
-        found = model.fed_features(TOKENS, 4, 0, segments=segments).final
+        found = fed_features(model, TOKENS, 4, 0, segments=segments).final
         assert torch.equal(found, model.features(TOKENS, segments=segments).final)
 
 
 def test_a_segment_that_begins_after_a_thought_does_not_read_it():
     segments = torch.tensor([[0] * 6 + [1] * 6])
     model = MODELS["ar, convolution"]
-    found = model.fed_features(TOKENS[:1], 5, 1, segments=segments).final
+    found = fed_features(model, TOKENS[:1], 5, 1, segments=segments).final
     assert same(found, model.features(TOKENS[:1], segments=segments).final)
 
 
@@ -148,7 +151,7 @@ def test_every_position_is_computed_once_and_thoughts_one_by_one(first):
     hooks = [
         block.register_forward_pre_hook(lambda _, x: passes.append(x[0].shape[1])) for block in model.denoiser.blocks
     ]
-    model.fed_features(TOKENS, first, 3)
+    fed_features(model, TOKENS, first, 3)
     assert passes == [n for n in (first + 1, 1, 1, LENGTH - first - 3) if n]
     for hook in hooks:
         hook.remove()
@@ -158,18 +161,18 @@ def test_weights_that_are_derived_from_others_are_derived_once(monkeypatch):
     hand_over, made = MODELS["a2r"].hand_over, []
     derive = hand_over._joint
     monkeypatch.setattr(hand_over, "_joint", lambda head: made.append(head) or derive(head))
-    assert MODELS["a2r"].fed_features(TOKENS, 3, 3).final.requires_grad
+    assert fed_features(MODELS["a2r"], TOKENS, 3, 3).final.requires_grad
     assert len(made) == 1
-    MODELS["a2r"].fed_features(TOKENS, 3, 3)  # after which weights may change
+    fed_features(MODELS["a2r"], TOKENS, 3, 3)  # after which weights may change
     assert len(made) == 2
 
 
 def test_gradients_are_the_same_where_activations_are_not_to_be_stored():
     model, text = MODELS["a2r"], torch.ones_like(TOKENS, dtype=torch.bool)
-    expected = gradients(model, model.fed_features(TOKENS, 5, 2), text)
+    expected = gradients(model, fed_features(model, TOKENS, 5, 2), text)
     model.train()
     model.checkpoint_activations()
-    found = gradients(model, model.fed_features(TOKENS, 5, 2), text)
+    found = gradients(model, fed_features(model, TOKENS, 5, 2), text)
     model.checkpoint_activations(False)
     model.eval()
     assert all(same(one, two) for one, two in zip(found, expected, strict=True))
@@ -189,7 +192,7 @@ def greedy(model, prompts, thoughts, new=6):
     if thoughts is None:
         final = states = model.extend(tokens, cache).final
     else:
-        states = model.read_fed(tokens, tokens.shape[1] - 1 - thoughts, thoughts, cache).final
+        states = read_fed(model, tokens, tokens.shape[1] - 1 - thoughts, thoughts, cache).final
         final = states[:, -1]
     written = []
     for _ in range(new):
@@ -220,9 +223,9 @@ def test_states_read_for_writing_are_those_of_training(name):
     tokens, segments = left_padded(PROMPTS)
     rows, positions = (torch.cat([x, y.expand(-1, 3)], 1) for x, y in ((tokens, more), (segments, segments[:, -1:])))
     with torch.no_grad():
-        whole = model.fed_features(rows, 3, 2, segments=positions).final
+        whole = fed_features(model, rows, 3, 2, segments=positions).final
     cache = model.cache(4, 12, segments=segments)
-    assert same(model.read_fed(tokens, 3, 2, cache).final, whole[:, [4, 5, 7]])
+    assert same(read_fed(model, tokens, 3, 2, cache).final, whole[:, [4, 5, 7]])
     assert same(model.extend(more, cache).final, whole[:, 8])
     cache.keep(torch.tensor([False, True, False, True]))
     assert same(model.extend(more[[1, 3]], cache).final, whole[[1, 3], 9])
@@ -230,23 +233,23 @@ def test_states_read_for_writing_are_those_of_training(name):
 
 def test_where_nothing_follows_the_thoughts_the_last_is_the_end():
     model = MODELS["ar"]
-    states = model.read_fed(TOKENS, LENGTH - 2, 2, model.cache(3, LENGTH + 1)).final
+    states = read_fed(model, TOKENS, LENGTH - 2, 2, model.cache(3, LENGTH + 1)).final
     assert states.shape == (3, 3, 8)
     assert torch.equal(states[:, 1], states[:, 2])
 
 
 def test_what_makes_no_sense_is_refused():
     model = MODELS["ar"]
-    with pytest.raises(ConfigError, match="the rows have 12 tokens"):
-        model.fed_features(TOKENS, 10, 3)
-    with pytest.raises(ConfigError, match="sees both sides to be fed"):
-        OneStageConfig(StackConfig(width=8, heads=2, layers=1)).build(VOCABULARY).fed_features(TOKENS, 1, 1)
-    with pytest.raises(ConfigError, match="1 end in padding"):
+    with raises(OutOfRange, subject="thoughts"):
+        fed_features(model, TOKENS, 10, 3)
+    with raises(ConfigError, subject="attention"):
+        fed_features(OneStageConfig(StackConfig(width=8, heads=2, layers=1)).build(VOCABULARY), TOKENS, 1, 1)
+    with raises(ConfigError, subject="segments"):
         model.cache(3, LENGTH, segments=PADDED)
     cache = model.cache(3, LENGTH)
     model.extend(TOKENS[:, :2], cache)
-    with pytest.raises(ConfigError, match="has read something"):
-        model.read_fed(TOKENS[:, 2:], 1, 1, cache)
+    with raises(ConfigError, subject="cache"):
+        read_fed(model, TOKENS[:, 2:], 1, 1, cache)
 
 
 class Told(RandomRows):

@@ -24,7 +24,7 @@ from adlm.errors import ConfigError, ModelError
 from adlm.models.card import Facts
 from adlm.models.hub import push_folder
 from adlm.models.io import FILES, ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel

@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from adlm.errors import ConfigError
-from adlm.models.language_model import Vocabulary
+from adlm.errors import OutOfRange
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from tests.errors import raises
 
 STACK = StackConfig(width=16, heads=2, layers=3, convolution=3, query_key_norm=True, input_reinjection=2)
 VOCABULARY = Vocabulary(11, 10)
@@ -60,5 +61,5 @@ def test_a_denoiser_does_not_read_again_by_itself():
 
 @pytest.mark.parametrize("block", [-1, 3])
 def test_a_block_that_is_not_there_is_refused(block):
-    with pytest.raises(ConfigError, match="blocks go from 0 to 2"):
+    with raises(OutOfRange, subject="input_reinjection", value=block):
         replace(STACK, input_reinjection=block)

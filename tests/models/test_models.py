@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from adlm.errors import ConfigError
 from adlm.models import layers
 from adlm.models.hand_over import AnchorState, Continued, Hidden, Logits, Probabilities
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from tests.conftest import batch_of
+from tests.errors import raises
 
 VOCABULARY = Vocabulary(19, 18)
 
@@ -173,7 +174,7 @@ def test_a_constant_modulation_is_folded_exactly(tokens):
 
 
 def test_a_timed_model_wants_the_time(tokens):
-    with pytest.raises(ConfigError, match="pass t"):
+    with raises(ConfigError, subject="t"):
         built(OneStageConfig(stack(condition=8, timed=True))).features(tokens)
 
 
@@ -283,12 +284,12 @@ def test_rotary_attention_depends_on_distance_alone():
 
 
 def test_one_stage_has_no_anchor_logits():
-    with pytest.raises(ConfigError, match="it has one stage"):
+    with raises(ConfigError, subject="stages"):
         built(CONFIGS[0]).anchor_logits(torch.zeros(1, 16))
 
 
 def test_impossible_shapes_are_refused():
-    with pytest.raises(ConfigError, match="multiple of 6"):
+    with raises(ConfigError, subject="width"):
         StackConfig(width=16, heads=3)
-    with pytest.raises(ConfigError, match="it lies outside"):
+    with raises(ConfigError, subject="mask_id"):
         Vocabulary(10, 10)

@@ -10,7 +10,7 @@ from adlm.anchors.rules import RareInSequence
 from adlm.convert.official import key_map
 from adlm.diffusion.corruption import Corruption, UniformMasking
 from adlm.diffusion.schedule import LogLinear
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo

@@ -6,11 +6,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from adlm.errors import UnknownName
 from adlm.models.costs import count_parameters, forward_work, training_work
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import KINDS, SIZES, published
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from tests.errors import raises
 
 GPT2 = Vocabulary(50_258, 50_257)
 
@@ -63,13 +64,13 @@ def test_a_training_step_is_three_forward_passes():
     network, vocabulary = NETWORKS[0], Vocabulary(70, 69)
     work = forward_work(network, vocabulary, 16)
     step = training_work(network, vocabulary, length=16, rows=4, scored=0.5)
-    assert step == 3 * (64 * work.token + 32 * (work.output_mask + work.logits))
+    assert step == 3 * (64 * work.token + 32 * (work.output + work.logits))
     anchored = training_work(network, vocabulary, length=16, rows=4, scored=0.5, anchors=0.25)
     assert anchored == step + 3 * 16 * work.logits
 
 
 def test_unknown_names_are_met_with_known_ones():
-    with pytest.raises(UnknownName, match="did you mean 'adlm'"):
+    with raises(UnknownName, subject="adml", known=sorted(KINDS)):
         published("adml", "small")
-    with pytest.raises(UnknownName, match="medium"):
+    with raises(UnknownName, subject="large", known=sorted(SIZES)):
         published("adlm", "large")

@@ -4,19 +4,22 @@ import pytest
 import torch
 
 from adlm.diffusion.corruption import UniformMasking
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.models.hand_over import Hidden, Logits
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, earlier
+from adlm.objectives.objective import LossInputs
 from adlm.randomness import Noise
 from adlm.types import Corrupted
 from tests.conftest import batch_of
+from tests.errors import raises
 
 VOCABULARY = Vocabulary(8, 7)
 STACK = StackConfig(16, 2, 1)
+MODEL = TwoStageConfig(STACK, 1).build(VOCABULARY)
 
 
 def rows(count=4, length=12):
@@ -28,7 +31,7 @@ def test_more_is_masked_earlier_and_as_much_as_the_process_says():
     masked = Noise(1).uniform(batch.sample_id, 30) < t
     x_t = batch.tokens.masked_fill(masked, 7)
     corrupted = Corrupted(batch.tokens, x_t, torch.full((2000,), t), masked, torch.ones(2000, 1))
-    before = earlier(batch, corrupted, 0.3, 7, Noise(2))
+    before = earlier(LossInputs(MODEL, batch, corrupted, 1.0, Noise(2)), 0.3)
     assert (before[masked] == 7).all()
     assert torch.equal(before[before != 7], x_t[before != 7])
     # Masked at t, or made visible in the time between, which is 0.15 in the mean.
@@ -41,7 +44,7 @@ def test_given_tokens_stay_visible():
     fixed[:, :5] = True
     batch = batch.__class__(batch.tokens, batch.valid, batch.index, batch.sample_id, fixed)
     corrupted = UniformMasking()(batch, 7, Noise(0))
-    assert torch.equal(earlier(batch, corrupted, 1.0, 7, Noise(1))[:, :5], batch.tokens[:, :5])
+    assert torch.equal(earlier(LossInputs(MODEL, batch, corrupted, 1.0, Noise(1)), 1.0)[:, :5], batch.tokens[:, :5])
 
 
 @pytest.mark.parametrize(("hand_over", "sees"), [(Hidden(), True), (Logits(), False)])
@@ -71,8 +74,8 @@ def test_a_stale_loss_trains_both_stages_and_validation_stays_fresh():
 
 
 def test_nonsense_is_refused():
-    with pytest.raises(ConfigError, match="time goes from 0 to 1"):
+    with raises(OutOfRange, subject="stale"):
         Anelbo(stale=2.0)
     model = OneStageConfig(STACK).build(VOCABULARY)
-    with pytest.raises(ConfigError, match="one stage"):
+    with raises(ConfigError, subject="stages"):
         Anelbo(stale=0.5)(model, rows(), progress=1.0, noise=Noise(0))

@@ -6,7 +6,7 @@ import torch
 
 from adlm.data.config import Synthetic
 from adlm.data.loader import read_rows
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.randomness import Noise
 from adlm.recipes.named import FAMILIES, recipe
 from adlm.train.plan import known_vocabulary, row_length

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from adlm.models.hand_over import Hidden, Logits
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe, train_words
 from adlm.errors import ConfigError
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.randomness import Noise
 from adlm.samplers import Analytic, Ancestral, Blocks, Canvas, Cap, FirstHitting, Ordered, PerStep, Remasking
 from adlm.samplers.constraints import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adlm.errors import ConfigError
 from adlm.models.hand_over import Hidden
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from adlm.config import from_json, to_json
 from adlm.errors import ConfigError, UnknownName
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
@@ -250,7 +250,8 @@ def test_a_number_that_is_not_one_is_refused():
 
 def test_what_is_said_of_a_sampler_holds():
     for name, sampler in named_samplers().items():
-        assert sampler.summary.endswith(".") and len(sampler.summary) < 120, name
+        assert sampler.summary.endswith("."), name
+        assert len(sampler.summary) < 120, name
         assert "temperature" in sampler.options
         made = sampler.make(**({"steps": 2} if "steps" in sampler.options else {}))
         for model in (MASKED, CAUSAL, ANCHORED):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adlm.config import from_json, to_json
 from adlm.diffusion.schedule import Cosine
 from adlm.errors import ConfigError
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.randomness import Noise
 from adlm.samplers import (
     Above,

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_bpe
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

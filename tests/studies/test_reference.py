@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm_studies.reference import (

@@ -21,7 +21,7 @@ from adlm.data.loader import LoaderConfig
 from adlm.distributed import DistributedContext
 from adlm.errors import AdlmError, ConfigError, TrainingError
 from adlm.models.io import ModelConfig, load_model, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.train.checkpoint import Checkpoints
 from adlm.train.fit import CHECKPOINTS, fit
 from adlm.train.run import CheckpointConfig, Run

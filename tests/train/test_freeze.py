@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

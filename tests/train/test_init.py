@@ -11,7 +11,7 @@ from adlm.data.tokenizer import characters
 from adlm.errors import ModelError
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.io import ModelConfig, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

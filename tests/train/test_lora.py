@@ -12,7 +12,7 @@ from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError, MissingExtra
 from adlm.models.hand_over import Continued
 from adlm.models.io import ModelConfig, load_model, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
@@ -112,7 +112,7 @@ def test_adapters_change_nothing_at_first_and_all_of_them_get_gradients(model):
 def test_adapters_stand_beside_every_map_that_is_called(model):
     Lora(rank=2).apply(model)
     beside = {name.split(".lora_")[0].split(".")[-1] for name in weights_of(model) if is_adapter(name)}
-    assert beside == ({"qkv", "up", "out", "down"} if model.timed else {"qkv", "up"})
+    assert beside == ({"qkv", "up", "out", "down"} if model.time_conditioned else {"qkv", "up"})
     stacks = [model.stack] if hasattr(model, "stack") else [model.anchor, model.denoiser]
     blocks = sum(len(stack.blocks) for stack in stacks)
     assert sum(map(is_adapter, weights_of(model))) == 2 * len(beside) * blocks

@@ -7,7 +7,7 @@ from torch import multiprocessing, nn
 
 import adlm.train.muon as muon_module
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

@@ -15,7 +15,7 @@ from adlm.data.tokenizer import characters, load_tokenizer, train_bpe, train_wor
 from adlm.errors import ConfigError
 from adlm.models.costs import activation_bytes, forward_work, training_work
 from adlm.models.hand_over import Continued, Logits
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

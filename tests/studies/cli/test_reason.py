@@ -7,7 +7,7 @@ from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import train_words
 from adlm.evaluate.result import read_result
 from adlm.models.io import ModelConfig, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 

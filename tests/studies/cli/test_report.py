@@ -15,7 +15,7 @@ from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig

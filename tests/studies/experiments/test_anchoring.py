@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from adlm.config import from_json, to_json
+from adlm.errors import UnknownName
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.train.plan import summary
@@ -13,6 +14,7 @@ from adlm_studies.experiments.anchoring import ARMS, MAIN, Anchoring
 from adlm_studies.experiments.study import StepOutcome, Study, check_steps, run_study
 from adlm_studies.experiments.training import TrainAndScore
 from adlm_studies.report.sections import Chart, Interval, Player, ReportTable, Texts
+from tests.errors import raises
 
 
 def runs_of(study, **labels):
@@ -130,3 +132,8 @@ def test_the_gap_to_ar_is_counted_by_seed():
     assert closed["ADLM"].value == pytest.approx(37.5)  # the mean of 50 and 25 %
     assert closed["MDLM, same cost"].value == 0
     assert closed["AR"].value == 100
+
+
+def test_an_arm_that_is_not_in_the_study_is_named():
+    with raises(UnknownName, kind="arm of the study", name="mdlm-same-cost"):
+        Anchoring(arms=("mdlm-same-cost",))

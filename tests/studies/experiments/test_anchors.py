@@ -85,12 +85,12 @@ def test_a_split_of_the_depth_keeps_the_depth():
     assert {network.anchor.layers + network.denoiser_layers for network in networks} == {4}
 
 
-def test_every_axis_gives_a_find_study_its_own_and_others_are_refused():
+def test_every_axis_gives_a_study_of_its_own_and_others_are_refused():
     assert [step.labels["value"] for step in Anchors(axes=("positions",), seeds=1).steps()] == ["recipe", "all"]
     assert with_changes(Anchors(), ['axes=["gamma"]']).axes == ("gamma",)
-    with pytest.raises(UnknownName, match="change to anchors"):
+    with raises(UnknownName, kind="axis of the study"):
         Anchors(axes=("colour",))
-    with pytest.raises(UnknownName, match="corpus"):
+    with raises(UnknownName, kind="corpus at nano scale", name="nothing"):
         Anchors(corpus="nothing").steps()
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from adlm.data.config import Corpus
-from adlm.errors import ConfigError, UnknownName
+from adlm.errors import OutOfRange, UnknownName
 from adlm.models.stack import StackConfig
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.generation import ORDERS, RULES, SAMPLERS, SHARED, GenerateTexts, Generation
 from adlm_studies.experiments.study import StepOutcome, check_steps, run_study
 from adlm_studies.report.sections import Chart, ReportTable, Texts
+from tests.errors import raises
 
 NANO = settings.nano_run
 
@@ -75,9 +76,9 @@ def test_texts_of_a_model_that_is_trained_otherwise_are_written_again() -> None:
 
 
 def test_wrong_settings_show_before_anything_is_trained() -> None:
-    with pytest.raises(UnknownName, match="remdm-lop"):
+    with raises(UnknownName, name="remdm-lop"):
         Generation(samplers=("remdm-lop",))
-    with pytest.raises(ConfigError, match="fewer than 1"):
+    with raises(OutOfRange, subject="grid"):
         Generation(grid=(0, 4))
 
 

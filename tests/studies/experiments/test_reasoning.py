@@ -11,6 +11,7 @@ from adlm_studies.experiments import reasoning
 from adlm_studies.experiments.reasoning import METHODS, Budget, Lesson, Reasoning
 from adlm_studies.experiments.study import StepOutcome, Study, check_steps, read_results, run_study
 from adlm_studies.report.sections import Chart, ReportTable, Texts
+from tests.errors import raises
 
 
 def outcome(task, method, seed, right, tokens, base="ar"):
@@ -48,7 +49,7 @@ def test_methods_begin_as_the_model_of_the_last_lesson_and_lessons_are_smaller()
 
 
 def test_a_task_without_a_budget_is_named():
-    with pytest.raises(UnknownName, match="task at nano scale"):
+    with raises(UnknownName, kind="task at nano scale"):
         Reasoning(tasks=("gsm8k",)).steps()
 
 

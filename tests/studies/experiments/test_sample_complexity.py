@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adlm.data.anchored_process import AnchoredProcess, spread
 from adlm.data.synthetic import Synthetic
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, UnknownName
 from adlm.models.costs import training_work
 from adlm.train.plan import known_vocabulary, summary
 from adlm_studies.experiments.counting import ANCHORED, ANY_ORDER, CHAIN, anchored_excess, chain_excess
@@ -17,6 +17,7 @@ from adlm_studies.experiments.rows_needed import crossing, curves_of, lead, sect
 from adlm_studies.experiments.sample_complexity import SIZES, SampleComplexity, TrainOnProcess
 from adlm_studies.experiments.study import SCALES, StepContext, StepOutcome, check_steps, run_study
 from adlm_studies.report.sections import Chart, Interval, ReportTable
+from tests.errors import raises
 
 PROCESS = AnchoredProcess(values=3, length=4, anchors=(1, 2), concentration=0.5, count=40)
 
@@ -199,5 +200,10 @@ def test_the_lead_claims_no_difference_where_seeds_disagree():
 def test_other_data_is_refused(tmp_path):
     (step, *_) = [step for step in SampleComplexity(seeds=1).steps() if isinstance(step.work, TrainOnProcess)]
     work = TrainOnProcess(replace(step.work.run, data=Synthetic()))
-    with pytest.raises(ConfigError, match="use an AnchoredProcess"):
+    with raises(ConfigError, subject="data"):
         work.execute(StepContext(tmp_path, "x", tmp_path))
+
+
+def test_a_network_that_is_not_in_the_study_is_named():
+    with raises(UnknownName, name="mdlm"):
+        SampleComplexity(arms=("mdlm",))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.train.trainer import Callbacks
 from adlm_studies.experiments.study import (
     StepContext,
@@ -25,6 +25,7 @@ from adlm_studies.experiments.study import (
     write_results,
 )
 from adlm_studies.report.sections import ReportPage
+from tests.errors import raises
 
 
 @dataclass(frozen=True)
@@ -156,21 +157,21 @@ def test_other_files_are_no_results(tmp_path, content):
     path = tmp_path / "results.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(DataError, match="asked to read the results"):
+    with raises(DataError, subject=str(path)):
         read_results(path)
 
 
 def test_steps_of_one_name_or_out_of_order_are_refused():
-    with pytest.raises(ConfigError, match="two of that name"):
+    with raises(ConfigError, subject="a"):
         check_steps([StudyStep("a", Add(0)), StudyStep("a", Add(1))])
-    with pytest.raises(ConfigError, match="needs b before it"):
+    with raises(ConfigError, subject="a"):
         check_steps([StudyStep("a", Add(0), needs=("b",)), StudyStep("b", Add(1))])
 
 
 def test_a_scale_or_number_of_seeds_that_makes_no_sense_is_refused():
-    with pytest.raises(UnknownName, match="scale"):
+    with raises(UnknownName, kind="scale"):
         Counting(scale="huge")
-    with pytest.raises(ConfigError, match="fewer than 1"):
+    with raises(OutOfRange, subject="seeds"):
         Counting(seeds=0)
 
 

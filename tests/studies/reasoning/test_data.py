@@ -2,7 +2,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,14 +12,22 @@ from adlm.data.loader import read_rows
 from adlm.data.packing import Wrapped
 from adlm.data.table import DataConfig
 from adlm.data.tokenizer import train_bpe, train_words
-from adlm.errors import ConfigError, DataError, ModelError
+from adlm.errors import DataError, ModelError, OutOfRange
 from adlm.models.io import ModelConfig, save_model
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
-from adlm_studies.reasoning.data import ReasoningData, encode_layouts, task_tokenizer, unknown_fraction
+from adlm_studies.reasoning.data import (
+    ReasoningData,
+    distinct,
+    encode_layouts,
+    read_problems,
+    task_tokenizer,
+    unknown_fraction,
+)
 from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, NoChain, Pause
 from adlm_studies.reasoning.problem import Problem, Task
+from adlm_studies.reasoning.small_tasks import Arithmetic
 from adlm_studies.reasoning.vocabulary import (
     SPECIAL_TOKENS,
     FinetuneWithNewTokens,
@@ -28,6 +35,7 @@ from adlm_studies.reasoning.vocabulary import (
     with_special_tokens,
     words_and_digits,
 )
+from tests.errors import raises
 
 PROBLEMS = (
     Problem("Two and two?", ("<<2+2=4>>",), "4", ("2", "2", "4")),
@@ -148,14 +156,14 @@ def test_problems_that_are_too_long_are_left_out_and_counted():
     table = ReasoningData(Listed(), Chain(), longest=int(sorted(lengths)[1])).table("train", TOKENIZER)
     assert (len(table), table.numbers) == (2, [i for i in EVERY if lengths[i] < max(lengths)])
     assert table.name == "listed train without 1 that are too long"
-    with pytest.raises(DataError, match=f"the shortest of 3 has {min(lengths)}"):
+    with raises(DataError, subject="longest"):
         ReasoningData(Listed(), Chain(), longest=3).table("train", TOKENIZER)
 
 
 def test_no_problems_and_fewer_than_none_are_refused():
-    with pytest.raises(DataError, match="there are none"):
+    with raises(DataError, found="there are none"):
         ReasoningData(Listed(()), Chain()).prepare()
-    with pytest.raises(ConfigError, match="fewer than 0"):
+    with raises(OutOfRange, rule="0 or more"):
         ReasoningData(Listed(), Chain(), problems=-1)
 
 
@@ -192,7 +200,7 @@ def test_marks_are_added_after_all_ids_of_a_tokenizer_once():
     )
     assert marked.encode("the cat sat").tolist() == plain.encode("the cat sat").tolist()
     assert with_special_tokens(marked).fingerprint == marked.fingerprint
-    with pytest.raises(DataError, match="does not have it"):
+    with raises(DataError, subject="<ant>"):
         special_token_id(plain, "<ant>")
 
 
@@ -215,8 +223,16 @@ def test_a_model_that_learns_the_marks_predicts_the_other_tokens_as_before(tmp_p
     tokens = torch.tensor([plain.encode("the cat sat on the mat").tolist()])
     before, after = (m.logits(m.features(tokens).final)[..., : plain.vocab_size] for m in (model, grown))
     assert torch.allclose(before, after, atol=1e-5)
-    with pytest.raises(ModelError, match="another tokenizer"):
+    with raises(ModelError, subject="tokenizer"):
         FinetuneWithNewTokens(str(tmp_path)).apply(grown, TOKENIZER)
     wider = replace(network, tied=True).build(Vocabulary(marked.vocab_size, marked.mask_id))
-    with pytest.raises(ModelError, match="another network"):
+    with raises(ModelError, subject="network"):
         FinetuneWithNewTokens(str(tmp_path)).apply(wider, marked)
+
+
+def test_a_question_that_is_drawn_repeatedly_counts_once():
+    drawn = read_problems(Arithmetic(least=1, most=1, test=200), "test")
+    kept = distinct(drawn)
+    questions = [problem.question for problem in drawn]
+    assert len(kept) == len(set(questions)) < len(drawn)
+    assert [problem.question for problem in kept] == list(dict.fromkeys(questions))

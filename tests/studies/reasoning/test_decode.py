@@ -8,8 +8,10 @@ import torch
 from adlm.config import from_json, to_json
 from adlm.data.loader import read_rows
 from adlm.data.table import DataConfig
-from adlm.errors import ConfigError, DataError
-from adlm.models.language_model import LanguageModel, Vocabulary
+from adlm.errors import ConfigError, DataError, OutOfRange
+from adlm.models.fed import fed_features
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise
@@ -28,6 +30,7 @@ from adlm_studies.reasoning.diffusion import (
 from adlm_studies.reasoning.methods import Anchored, Chain
 from adlm_studies.reasoning.problem import Problem, Task
 from adlm_studies.reasoning.vocabulary import special_token_id
+from tests.errors import raises
 
 PROBLEMS = (
     Problem("One and one?", ("<<1+1=2>>",), "2", ("1", "1", "2")),
@@ -74,7 +77,7 @@ def one_by_one(model, row, limit):
     given, written = tokens.shape[1], []
     while len(written) < limit and END not in written:
         padded = torch.cat([tokens, torch.zeros(1, 1, dtype=torch.long)], 1)
-        final = model.fed_features(padded, given - 3, 2).final
+        final = fed_features(model, padded, given - 3, 2).final
         thoughts = model.logits(final[0, given - 2 : given])
         written.append(int(model.logits(final[0, -1:]).argmax()))
         tokens = torch.cat([tokens, torch.tensor([[written[-1]]])], 1)
@@ -116,9 +119,9 @@ def test_methods_without_thoughts_write_from_the_question_alone():
 
 
 def test_what_cannot_be_decoded_is_refused():
-    with pytest.raises(ConfigError, match="sees both sides"):
+    with raises(ConfigError, subject="network"):
         answer_left_to_right(network(causal=False), TABLE, TOKENIZER, fed=True, limit=5)
-    with pytest.raises(ConfigError, match="limit=0"):
+    with raises(OutOfRange, subject="limit"):
         answer_left_to_right(network(), TABLE, TOKENIZER, fed=True, limit=0)
 
 
@@ -202,13 +205,13 @@ def test_anchors_are_written_before_anything_else_and_what_is_given_stays():
 
 
 def test_diffusion_settings_that_mean_nothing_are_refused():
-    with pytest.raises(ConfigError, match="fewer than 0"):
+    with raises(ConfigError, subject="most"):
         DiffusionReasoningData(Sums(), most=-1)
-    with pytest.raises(DataError, match="needs"):
+    with raises(DataError, subject="room"):
         DiffusionReasoningData(Sums(), room=4).table("test", TOKENIZER)
-    with pytest.raises(ConfigError, match="inner sampler has its own"):
+    with raises(ConfigError, subject="filters"):
         AnchorsFirst(filters=(Temperature(0.5),))
-    with pytest.raises(ConfigError, match="left-to-right"):
+    with raises(ConfigError):
         answer_by_denoising(network(), ROWS, TOKENIZER)
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import DataError, OutOfRange, UnknownName
 from adlm_studies.reasoning.gsm8k import Gsm8k, Gsm8kEquations, numbers_along
+from tests.errors import raises
 
 WORKED = "He has <<16-3-4=9>>9 eggs.\n\nHe makes $<<9*2=18>>18.\n#### 1,018"
 
@@ -73,7 +74,7 @@ def test_a_problem_without_equations_is_kept_without_important_tokens(tmp_path):
 def test_a_malformed_original_problem_is_named_with_file_and_line(tmp_path, line, found):
     good = json.dumps({"question": "How much?", "answer": WORKED})
     folder = folder_with(tmp_path, [good, line if isinstance(line, str) else json.dumps(line)])
-    with pytest.raises(DataError) as caught:
+    with raises(DataError) as caught:
         Gsm8k(folder).problems("test")
     assert "test.jsonl, line 2" in caught.value.asked
     assert found in caught.value.found
@@ -85,7 +86,7 @@ def test_a_malformed_original_problem_is_named_with_file_and_line(tmp_path, line
 )
 def test_a_malformed_equation_line_is_named_with_file_and_line(tmp_path, line):
     folder = folder_with(tmp_path, ["How?||<<1+1=2>> #### 2", "", line], "valid.txt")
-    with pytest.raises(DataError, match=r"valid\.txt, line 3"):
+    with raises(DataError, subject=f"{folder}/valid.txt, line 3"):
         Gsm8kEquations(folder).problems("valid")
 
 
@@ -106,7 +107,7 @@ def test_validation_is_the_end_of_the_training_file(tmp_path):
     assert [problem.answer for problem in task.problems("train")] == list("0123456")
     assert [problem.answer for problem in task.problems("valid")] == list("789")
     assert "last 3" in task.origin("valid")
-    with pytest.raises(ConfigError, match="below zero"):
+    with raises(OutOfRange, subject="held_out"):
         Gsm8k(held_out=-1)
 
 
@@ -127,17 +128,17 @@ def test_training_equations_come_from_the_original_file_without_those_of_validat
 
 def test_files_are_looked_for_in_the_folder_of_all_data(tmp_path, monkeypatch):
     monkeypatch.delenv("ADLM_DATA", raising=False)
-    with pytest.raises(DataError, match=r"\$ADLM_DATA/gsm8k"):
+    with raises(DataError, subject="gsm8k"):
         Gsm8k().problems("test")
     (tmp_path / "gsm8k").mkdir()
     folder_with(tmp_path / "gsm8k", [json.dumps({"question": "How much?", "answer": WORKED})])
     monkeypatch.setenv("ADLM_DATA", str(tmp_path))
     assert len(Gsm8k().problems("test")) == 1
-    with pytest.raises(DataError, match=r"test\.jsonl"):
+    with raises(DataError, subject="train.jsonl"):
         Gsm8k().problems("train")
-    with pytest.raises(DataError, match="no such folder"):
+    with raises(DataError, subject=str(tmp_path / "elsewhere")):
         Gsm8k(str(tmp_path / "elsewhere")).problems("test")
-    with pytest.raises(UnknownName, match="'dev'"):
+    with raises(UnknownName, name="dev"):
         Gsm8k().problems("dev")
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adlm.config import from_json, to_json
-from adlm.errors import ConfigError, UnknownName
+from adlm.errors import OutOfRange, UnknownName
 from adlm_studies.reasoning.methods import (
     METHODS,
     Anchored,
@@ -19,6 +19,7 @@ from adlm_studies.reasoning.methods import (
     find_method,
 )
 from adlm_studies.reasoning.problem import Problem
+from tests.errors import raises
 
 TOM = Problem(
     "Is Tom a lempus or a zumpus?",
@@ -89,7 +90,7 @@ def test_a_trace_without_important_tokens_has_thoughts_all_the_same():
 
 @pytest.mark.parametrize("stage", [-1, 4])
 def test_a_stage_that_there_is_not_is_refused(stage):
-    with pytest.raises(ConfigError, match="give 0 to 3"):
+    with raises(OutOfRange, subject="stage", rule="0 to 3"):
         Anchored(3).layout(TOM, stage)
 
 
@@ -97,12 +98,12 @@ def test_a_stage_that_there_is_not_is_refused(stage):
     "make", [lambda: Anchored(0), lambda: Coconut(1, 0), lambda: Implicit(-1), lambda: Pause(0)], ids="acip"
 )
 def test_methods_without_a_single_place_are_refused(make):
-    with pytest.raises(ConfigError, match="fewer than 1"):
+    with raises(OutOfRange, rule="1 or more"):
         make()
 
 
 def test_an_unknown_method_is_answered_with_the_nearest():
-    with pytest.raises(UnknownName, match="did you mean 'anchored'"):
+    with raises(UnknownName, kind="method"):
         find_method("anchord")
     assert {find_method(name) for name in METHODS} == {type(method) for method in ALL}
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.errors import ConfigError, DataError
+from adlm.errors import ConfigError, DataError, OutOfRange
 from adlm_studies.reasoning.prosqa import CONCEPTS, ENTITIES, ProsQA, names_along
+from tests.errors import raises
 
 _FACT = re.compile(r"(?:Every )?(\w+) is a (\w+)")
 _ASKED = re.compile(r"Is (\w+) a (\w+) or (\w+)\?$")
@@ -182,7 +183,7 @@ def test_no_file_means_generated_problems_and_one_file_missing_is_an_error(tmp_p
     assert "generated" in task.origin("train")
     assert task.problems("test")[0].important == ("Tom", "terpus")
     assert task.origin("test") == "published: prosqa_test.json"
-    with pytest.raises(DataError, match=r"prosqa_valid\.json"):
+    with raises(DataError, subject="prosqa_valid.json"):
         task.problems("valid")
 
 
@@ -202,9 +203,8 @@ GOOD = {"question": "Is Tom a terpus or lempus?", "steps": ["Tom is a terpus."],
 )
 def test_a_malformed_problem_is_named_with_file_and_entry(tmp_path, change, found):
     (tmp_path / "prosqa_test.json").write_text(json.dumps([GOOD, GOOD | change]))
-    with pytest.raises(DataError) as caught:
+    with raises(DataError, subject=f"{tmp_path}/prosqa_test.json, element 2") as caught:
         ProsQA(folder=str(tmp_path)).problems("test")
-    assert "prosqa_test.json, element 2" in caught.value.asked
     assert found in caught.value.found
     assert caught.value.fix
 
@@ -221,7 +221,7 @@ def test_any_object_is_read_or_refused(tmp_path_factory, entry):
 
 def test_a_broken_file_is_refused(tmp_path):
     (tmp_path / "prosqa_test.json").write_text(json.dumps([GOOD])[:-20])
-    with pytest.raises(DataError, match="element 1 as JSON"):
+    with raises(DataError):
         ProsQA(folder=str(tmp_path)).problems("test")
 
 
@@ -235,7 +235,7 @@ def test_names_are_entities_and_concepts_in_any_number():
 
 
 def test_numbers_below_zero_are_refused():
-    with pytest.raises(ConfigError, match="train=-1"):
+    with raises(OutOfRange, subject="train", value=-1):
         ProsQA(train=-1)
 
 
@@ -251,10 +251,10 @@ def test_smaller_problems_are_generated_beside_published_files(shared, monkeypat
 
 @pytest.mark.parametrize("sizes", [{"least": 5}, {"most": 29}, {"least": 20, "most": 10}])
 def test_sizes_that_no_problem_has_are_refused(sizes):
-    with pytest.raises(ConfigError, match="sizes from 6 to 28"):
+    with raises(ConfigError, subject="least, most"):
         ProsQA(**sizes)
 
 
 def test_files_have_one_size(tmp_path):
-    with pytest.raises(ConfigError, match="files with problems of 28"):
+    with raises(ConfigError, subject="folder"):
         ProsQA(folder=str(tmp_path), least=6)

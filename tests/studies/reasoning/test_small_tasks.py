@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from adlm.errors import ConfigError
 from adlm_studies.reasoning.small_tasks import Arithmetic, LetterGraph
+from tests.errors import raises
 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
@@ -117,8 +118,8 @@ def test_answers_are_read_from_what_a_model_writes():
 
 def test_settings_that_mean_nothing_are_refused():
     for change in ({"least": 0}, {"least": 3, "most": 2}, {"largest": 8}):
-        with pytest.raises(ConfigError, match="to do"):
+        with raises(ConfigError, subject="arithmetic"):
             Arithmetic(**change)
     for change in ({"nodes": 9}, {"nodes": 27}, {"least": 0}, {"least": 5}):
-        with pytest.raises(ConfigError, match="to do"):
+        with raises(ConfigError, subject="graph"):
             LetterGraph(**change)

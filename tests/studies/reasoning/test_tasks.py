@@ -4,6 +4,7 @@ from adlm.config import from_json, to_json
 from adlm.errors import ConfigError, UnknownName
 from adlm_studies.reasoning.problem import Task
 from adlm_studies.reasoning.tasks import TASKS, make_task
+from tests.errors import raises
 
 
 def test_every_task_has_its_name_and_is_a_value_that_can_be_stored():
@@ -22,11 +23,11 @@ def test_options_are_fields_of_the_task():
 
 
 def test_unknown_names_folders_and_options_are_refused():
-    with pytest.raises(UnknownName, match="did you mean 'prosqa'"):
+    with raises(UnknownName, kind="task"):
         make_task("prosq")
-    with pytest.raises(ConfigError, match="arithmetic with folder"):
+    with raises(ConfigError, subject="folder"):
         make_task("arithmetic", "somewhere")
-    with pytest.raises(ConfigError, match="no depth"):
+    with raises(ConfigError, subject="depth"):
         make_task("prosqa", depth=3)
 
 
@@ -37,5 +38,5 @@ def test_generated_problems_are_a_sequence(name):
     assert len(problems[::100]) == len(range(0, len(problems), 100))
     with pytest.raises(IndexError):
         problems[len(problems)]
-    with pytest.raises(UnknownName, match="split"):
+    with raises(UnknownName, kind="split"):
         TASKS[name]().problems("dev")

@@ -5,13 +5,14 @@ from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_bpe, train_words
 from adlm.errors import ConfigError
 from adlm.models.io import ModelConfig
-from adlm.models.language_model import Vocabulary
+from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.text_model import TextModel
 from adlm_studies.report.page import player_data
 from adlm_studies.report.recording import record_generation
+from tests.errors import raises
 
 WORDS = train_words(["the cat sat on the mat.\n the dog sat on the log."])
 BYTES = train_bpe(["the cat sat. 猫犬"] * 3, 280)
@@ -152,5 +153,5 @@ def test_parts_of_characters_and_marks_are_json():
 
 
 def test_too_few_frames_are_refused():
-    with pytest.raises(ConfigError, match="2 frames or more"):
+    with raises(ConfigError, subject="frames"):
         record_generation(built(), title="t", frames=1)

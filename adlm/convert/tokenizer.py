@@ -13,8 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from adlm.convert.description import lookup
-from adlm.convert.names import Name, shown
-from adlm.convert.pickle_data import PickledObject
+from adlm.convert.pickle_data import Name, PickledObject, shown
 from adlm.data.tokenizer import MASK, Roles, Tokenizer, load_tokenizer, with_roles
 from adlm.errors import ModelError
 
@@ -99,20 +98,24 @@ def _backend(text: str, asked: str) -> Backend:
         raise
     except BaseException as error:  # the library panics on some input, which is not an Exception
         found = f"the tokenizer in the file cannot be read: {shown(str(error))}"
-        raise ModelError(asked, found, _FIX) from error
+        raise ModelError(asked, found, _FIX, subject="tokenizer") from error
 
 
 def _fitted(tokenizer: Tokenizer, size: int, mask_id: int | None, *, asked: str) -> Tokenizer:
     """The tokenizer with a vocabulary of exactly `size`, which may leave some of the model's last ids unused."""
     roles = tokenizer.roles
     if roles.vocab_size > size:
-        raise ModelError(asked, f"a tokenizer of {roles.vocab_size:,} ids for a model of {size:,}", _FIX)
+        raise ModelError(
+            asked, f"a tokenizer of {roles.vocab_size:,} ids for a model of {size:,}", _FIX, subject="tokenizer"
+        )
     if size - roles.vocab_size >= PADDING:
-        raise ModelError(asked, f"a tokenizer of only {roles.vocab_size:,} ids for a model of {size:,}", _FIX)
+        raise ModelError(
+            asked, f"a tokenizer of only {roles.vocab_size:,} ids for a model of {size:,}", _FIX, subject="tokenizer"
+        )
     mask = roles.mask_id if mask_id is None else mask_id
     if not 0 <= mask < size or mask in (roles.eos_id, roles.bos_id, roles.pad_id):
         found = f"the mask id {mask} where {size:,} ids and other special tokens leave no room for it"
-        raise ModelError(asked, found, "give another --mask-id, or another --tokenizer")
+        raise ModelError(asked, found, "give another --mask-id, or another --tokenizer", subject="mask_id")
     return Tokenizer(_padded(tokenizer.backend, size, mask, asked), replace(roles, vocab_size=size, mask_id=mask))
 
 
@@ -125,5 +128,7 @@ def _padded(backend: Backend, size: int, mask: int, asked: str) -> Backend:
     names = [MASK if index == mask else f"{UNUSED}{index}>" for index in range(known, size)]
     backend.add_special_tokens([AddedToken(name, special=True) for name in names])
     if [backend.token_to_id(name) for name in names] != [*range(known, size)]:
-        raise ModelError(asked, f"a tokenizer that cannot be padded from {known:,} to {size:,} ids", _FIX)
+        raise ModelError(
+            asked, f"a tokenizer that cannot be padded from {known:,} to {size:,} ids", _FIX, subject="tokenizer"
+        )
     return backend

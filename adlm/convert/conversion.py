@@ -1,0 +1,119 @@
+"""Convert models: foreign checkpoints into model folders, and model folders for others."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Literal
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from adlm.convert.description import Options, settings_of
+from adlm.convert.from_official import Converted, from_official
+from adlm.convert.from_transformers import from_transformers
+from adlm.convert.official import to_official
+from adlm.errors import ConfigError, ModelError
+from adlm.models.hub import BOX, find_model
+from adlm.models.io import CONFIG, WEIGHTS, is_model, load_model, save_model
+from adlm.models.transformers_causal import KINDS
+
+Target = Literal["adlm", "official"]
+_CHECKPOINTS = (".ckpt", ".pth", ".pt", ".bin", ".safetensors")
+
+
+def convert(
+    source: str | Path,
+    out: Path,
+    *,
+    to: Target = "adlm",
+    options: Options = Options(),  # noqa: B008
+    force: bool = False,
+) -> list[str]:
+    """Convert a model and write it; returns a report, line by line.
+
+    Args:
+        source: a foreign checkpoint; or a model of this package: `box`, a folder, or owner/name on the Hub.
+        to: a model folder, or a state_dict under the official names.
+        options: for a foreign checkpoint.
+        force: replace what is there.
+    """
+    asked = f"asked to convert {source}"
+    _check_target(out, to, asked)
+    check_free(out, force=force, asked=asked)
+    path = Path(source)
+    foreign = source != BOX and not is_model(path) and (path.exists() or path.suffix in _CHECKPOINTS)
+    if not foreign or to != "adlm":
+        check_none_given(options, asked)
+    folder = path if foreign else find_model(source, asked=asked)
+    if out.resolve() == folder.resolve():
+        raise ConfigError(asked, "the same folder for both", "name a new folder", subject=str(out))
+    if foreign and to == "adlm":
+        made = converted(path, options)
+        save_model(out, made.model, made.config, made.tokenizer)
+        return [*made.report, f"wrote {out}"]
+    model, config, tokenizer = load_model(folder, asked=asked)
+    if to == "adlm":
+        save_model(out, model, config, tokenizer)
+        return [f"wrote {out}"]
+    weights, metadata = to_official(model, config, asked=asked)
+    write_safetensors(out, weights, metadata)
+    report = [f"wrote {out}: {len(weights)} tensors under their official names"]
+    if model.causal:
+        mask = config.vocabulary.mask_id
+        report.append(f"rows begin with the mask token ({mask}), in the place of the official begin token")
+    return report
+
+
+def _check_target(out: Path, to: Target, asked: str) -> None:
+    if to == "official" and (out.suffix != ".safetensors" or out.is_dir()):
+        fix = "give it a name that ends in .safetensors"
+        raise ConfigError(asked, f"{out} as the file to write", fix, subject=str(out))
+    if to != "official" and out.is_file():
+        fix = "name a new folder"
+        raise ConfigError(asked, f"{out} as the folder to write, which is a file", fix, subject=str(out))
+
+
+def converted(source: Path, options: Options = Options()) -> Converted:  # noqa: B008
+    """The model in a checkpoint of ADLM, MDLM, AR or SEDD, or in a folder of a causal model of transformers."""
+    if source.is_dir() and settings_of(source, f"asked to convert {source}").get("model_type") in KINDS:
+        return from_transformers(source, options)
+    return from_official(source, options)
+
+
+def check_free(out: Path, *, force: bool, asked: str) -> None:
+    """Refuse to write where something is, before any work is done."""
+
+    def refused(found: str, fix: str) -> ModelError:
+        return ModelError(asked, found, fix, subject=str(out))
+
+    if out.is_dir():
+        whole = (out / CONFIG).exists() and (out / WEIGHTS).exists()
+        # Hidden names are what an interrupted save leaves.
+        if not whole and any(not inside.name.startswith(".") for inside in out.iterdir()):
+            raise refused(f"{out} is a folder with other things in it", "name a new folder")
+        if whole and not force:
+            raise refused(f"{out} holds a model already", "name another folder, or replace it with --force")
+    elif out.exists() and not force:
+        raise refused(f"{out} exists already", "name another file, or replace it with --force")
+
+
+def write_safetensors(out: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file, made beside its place and moved there."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        save_file(dict(weights), temporary / out.name, metadata=dict(metadata))
+        (temporary / out.name).replace(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_none_given(options: Options, asked: str) -> None:
+    """Refuse options that only foreign checkpoints have."""
+    given = [field.name for field in fields(options) if getattr(options, field.name) is not None]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        fix = "leave these options out: a model of this package says it itself"
+        raise ConfigError(asked, names, fix, subject=given[0])

@@ -1,0 +1,125 @@
+"""What a network looks like before it is built, and what callers may ask about it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from adlm.errors import ConfigError
+from adlm.models.stack import Attention, StackConfig
+
+if TYPE_CHECKING:
+    from adlm.models.hand_over import HandOver
+    from adlm.models.language_model import LanguageModel
+
+# What can be kept of the positions that were read, so that later ones need not read them again.
+CacheKind = Literal["tokens"]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a model needs to know about its tokenizer: the number of ids, mask included, and the id of the mask."""
+
+    size: int
+    mask_id: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mask_id < self.size:
+            raise ConfigError(
+                f"asked for the mask token {self.mask_id} in a vocabulary of {self.size}",
+                "it lies outside",
+                "take both from the tokenizer's roles",
+                subject="mask_id",
+            )
+
+
+def cache_kind_of(attention: Attention) -> CacheKind | None:
+    """What a network with this attention can keep: nothing that it computed changes if no position sees later ones."""
+    return "tokens" if attention == "causal" else None
+
+
+@dataclass(frozen=True)
+class NetworkConfig(ABC):
+    """The shape of a network, independent of its vocabulary.
+
+    Its properties are the capabilities that callers may rely on. Those that concern a built network are attributes of
+    `LanguageModel` under the same names.
+    """
+
+    # Not a field: networks with two stages have a field of this name, others have no hand-over.
+    hand_over = cast("HandOver | None", None)
+
+    @abstractmethod
+    def build(self, vocabulary: Vocabulary) -> "LanguageModel":
+        """The network with random weights."""
+
+    @property
+    @abstractmethod
+    def stacks(self) -> tuple[StackConfig, ...]:
+        """The stack of each stage; empty if the network is not made of stacks of this package."""
+
+    @property
+    def stages(self) -> int:
+        """1, or 2 if an anchor stage comes before the denoiser."""
+        return max(1, len(self.stacks))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The depth of each stack."""
+        return tuple(stack.layers for stack in self.stacks)
+
+    @property
+    def width(self) -> int:
+        """D, the size of the features."""
+        return self.stacks[0].width
+
+    @property
+    def attention(self) -> Attention:
+        """Which positions a position sees."""
+        return self.stacks[0].attention
+
+    @property
+    def causal(self) -> bool:
+        """Whether positions see only what is to their left."""
+        return self.attention == "causal"
+
+    @property
+    def cache_kind(self) -> CacheKind | None:
+        """What the network can keep of the positions it has read; None means nothing."""
+        return cache_kind_of(self.attention)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether position l reads token l - 1, so that it may predict token l without seeing it."""
+        return self.causal
+
+    @property
+    def time_conditioned(self) -> bool:
+        """Whether the network is told the time of each row."""
+        return any(stack.timed for stack in self.stacks)
+
+    @property
+    def learned_positions(self) -> int:
+        """The number of positions with a learned vector, beyond which rows cannot be read; 0 means no limit."""
+        return 0
+
+    def variant(self, *, layers: tuple[int, ...] | None = None, **changes: Any) -> "NetworkConfig":
+        """The same network with other settings.
+
+        Args:
+            layers: depth of each stage.
+            changes: fields of the network (`positions=0`, `hand_over=Logits()`) or of all its stacks (`causal=True`).
+        """
+        if not self.stacks:
+            raise ConfigError(f"{type(self).__name__} has no stacks that could be changed", subject=type(self).__name__)
+        own = {field.name for field in fields(self)}
+        of_stacks = {name: value for name, value in changes.items() if name not in own}
+        depths = self.layers if layers is None else layers
+        stacks = [replace(stack, layers=n, **of_stacks) for stack, n in zip(self.stacks, depths, strict=True)]
+        return replace(self._with_stacks(*stacks), **{name: changes[name] for name in changes.keys() & own})
+
+    def one_stage(self) -> "NetworkConfig":
+        """The network without a second stage, of the depth of the first; itself if it has one stage."""
+        return self
+
+    def _with_stacks(self, *stacks: StackConfig) -> "NetworkConfig":
+        raise NotImplementedError  # of networks that have any
