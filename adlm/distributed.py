@@ -1,13 +1,15 @@
-"""The processes that work together: one alone, or as many as `torchrun` started, on one machine or on several.
+"""The processes of a run, one or as many as `torchrun` started, and their devices.
 
-Randomness never depends on them, so what they compute together is what one would compute alone.
+Randomness never depends on the number of processes, so several compute what one would compute alone.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -21,10 +23,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process's place. What is done by one for all is done by the `first`.
+    """Rank, number of processes and device of this process. Work done once for all processes is done by the `first`.
 
     Args:
-        local_rank: the number of this process on its own machine.
+        local_rank: rank among the processes on the same machine.
     """
 
     rank: int = 0
@@ -34,10 +36,11 @@ class DistributedContext:
 
     @property
     def first(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over all processes, on each of them."""
+        """All-reduce: the sum over processes, in place, on each of them."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
@@ -51,7 +54,7 @@ class DistributedContext:
         return torch.stack(parts)
 
     def all(self, value: Any) -> list[Any]:
-        """A small value of each process, on all of them."""
+        """All-gather of a small picklable value: one per rank, on every process."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -59,7 +62,7 @@ class DistributedContext:
         return values
 
     def on_first(self, call: Callable[[], T]) -> T:
-        """What the first process gets from `call`, on all; what it raises for a user to put right, all raise."""
+        """Call on the first process and return its result on all. An `AdlmError` raised there is raised on all."""
         outcome: tuple[T | None, AdlmError | None] = (None, None)
         if self.first:
             try:
@@ -73,16 +76,16 @@ class DistributedContext:
 
 
 def local_rank() -> int:
-    """Of this process on its machine, before it has joined the others."""
+    """Rank of this process on its machine, known before the process group exists."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 @contextmanager
 def joined(device: str = "auto") -> Iterator[DistributedContext]:
-    """Join the processes that `torchrun` started (or slurm, with RANK and WORLD_SIZE set), if it did.
+    """Join the process group of `torchrun` (or slurm, with RANK and WORLD_SIZE set), if there is one.
 
     Args:
-        device: auto takes a GPU where there is one.
+        device: auto takes a GPU if there is one.
     """
     size = int(os.environ.get("WORLD_SIZE", 1))
     chosen = device_for(device)
@@ -96,7 +99,7 @@ def joined(device: str = "auto") -> Iterator[DistributedContext]:
         )
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    # gloo carries what lies in main memory: small values, and checkpoints while training goes on.
+    # gloo carries what lies in main memory: small values, and checkpoints written in the background.
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
         store=_store_of_this_attempt(size),
@@ -106,15 +109,15 @@ def joined(device: str = "auto") -> Iterator[DistributedContext]:
     try:
         yield DistributedContext(dist.get_rank(), size, local_rank(), chosen)
     finally:
-        # gloo's threads may still be letting go of the last tensors, for which they need Python's lock. Whoever takes
-        # the group apart holds that lock and waits for them: without a pause they can wait for each other forever.
+        # gloo's threads may still be releasing the last tensors, for which they need the GIL. Destroying the group
+        # holds the GIL and waits for them: without a pause this can deadlock.
         time.sleep(0.5)
         dist.destroy_process_group()
 
 
 def _store_of_this_attempt(size: int) -> Any:
-    """Where torchrun lends processes its own store, those it has restarted would find the addresses of dead ones in
-    it, and wait for them: each attempt gets a part of the store for itself. None: processes make a store themselves."""
+    """If torchrun shares its own store, restarted processes would find the addresses of dead ones in it and wait for
+    them: each attempt gets a prefix of its own. None: the processes create a store themselves."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -136,3 +139,25 @@ def device_for(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"asked for the device {name!r}", reason, "use auto, cpu, cuda or mps") from error
     return device
+
+
+@cache
+def bf16_is_fast(device: torch.device | str) -> bool:
+    """Whether the device multiplies bfloat16 in hardware; without that it is slower than float32, 100x on a CPU."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if kind == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes allocated on the device so far; of the process if it computes in main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -25,6 +25,7 @@ from adlm.data.catalog import open_source
 from adlm.data.packing import Wrapped
 from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
+from adlm.train.callbacks import Callback
 
 LENGTH = 1024
 PARTS = ["throughput", "memory", "loading"]
@@ -160,14 +161,14 @@ def _memory_row(name: str, rows: int, _: float, peak: float, worker: float) -> d
     return {"corpus": name, "rows": rows, "peak MiB": peak, "largest worker MiB": worker}
 
 
-class _Reports(list[Any]):
-    """Keeps what training reports."""
+class _Steps(Callback):
+    """Keeps the metrics of every step."""
 
-    def __call__(self, report: Any) -> None:
-        self.append(report)
+    def __init__(self) -> None:
+        self.metrics: list[Any] = []
 
-    def validated(self, validated: Any) -> None:
-        pass
+    def on_step(self, metrics: Any) -> None:
+        self.metrics.append(metrics)
 
 
 def loading(folder: Path) -> None:
@@ -177,6 +178,7 @@ def loading(folder: Path) -> None:
     from adlm.data.loader import LoaderConfig
     from adlm.data.shards import Shards
     from adlm.train.fit import fit
+    from adlm.train.run import FitOptions
     from adlm_studies.experiments.demo import Demo
 
     rows = []
@@ -198,9 +200,10 @@ def loading(folder: Path) -> None:
         )
         del batches
     run = Demo(corpus="kjv", training_steps=20).runs()["AR"]
-    seen = _Reports()
-    fit(run, folder / "demo", cache=folder / "kjv", watch=seen, say=lambda text: None)
-    speed = (seen[-1].tokens - seen[0].tokens) / (seen[-1].seconds - seen[0].seconds)
+    steps = _Steps()
+    fit(run, folder / "demo", options=FitOptions(cache=folder / "kjv"), callbacks=[steps])
+    first, last = steps.metrics[0], steps.metrics[-1]
+    speed = (last.tokens - first.tokens) / (last.seconds - first.seconds)
     rows.append({"what": f"training {run.name} of the demo, {torch.get_num_threads()} threads", "tokens/s": speed})
     record(
         "data_loading",

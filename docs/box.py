@@ -16,7 +16,7 @@ from adlm.data.config import Corpus
 from adlm.evaluate.perplexity import perplexity
 from adlm.models.card import Facts
 from adlm.text_model import TextModel
-from adlm.train.folder import read_run
+from adlm.train.run_folder import read_run
 from adlm.types import Estimate
 from adlm_studies.experiments.training import held_out
 

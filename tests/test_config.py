@@ -19,7 +19,7 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import Objective
-from adlm.train.optimizer import AdamW
+from adlm.train.optimizers import AdamW
 from adlm.train.run import TrainConfig
 from tests.errors import raises
 

@@ -13,7 +13,7 @@ import adlm
 from adlm.cli import COMMANDS, commands, main
 from adlm.data.config import Corpus
 from adlm.train.fit import fit
-from adlm.train.run import ValidationConfig
+from adlm.train.run import FitOptions, ValidationConfig
 from adlm_studies.experiments.demo import Demo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +39,7 @@ def demo(tmp_path_factory):
     run = Demo(training_steps=2).runs()["ADLM"]
     assert isinstance(run.data, Corpus)
     run = replace(run, data=replace(run.data, source="stories:400"), validation=ValidationConfig(num_rows=8, draws=1))
-    fit(run, folder / "runs/demo/adlm", cache=folder / "data")
+    fit(run, folder / "runs/demo/adlm", options=FitOptions(cache=folder / "data"))
     return folder
 
 

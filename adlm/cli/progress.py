@@ -11,17 +11,20 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column
 from rich.text import Text
 
+from adlm.train.callbacks import Callback
+
 if TYPE_CHECKING:
     from adlm.train.metrics import StepMetrics, ValidationMetrics  # torch: `adlm prepare` does without
 
 
 @cache
 def console() -> Console:
+    """The console of all commands."""
     return Console()
 
 
 class _TimeLeft(ProgressColumn):
-    """What the job says is left, or what its pace so far says."""
+    """The time left as the job reports it, or as its pace so far suggests."""
 
     def render(self, task: Task) -> Text:
         left = task.time_remaining if task.fields["left"] is None else task.fields["left"]
@@ -36,7 +39,7 @@ def bar(label: str, total: int | None) -> Iterator["Bar"]:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24 if wide else 8),
-        # The note takes what room the others leave, and is cut at its end.
+        # The note takes the room the others leave, and is cut at its end.
         TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         *([TimeElapsedColumn(Column(no_wrap=True))] if wide else []),
         _TimeLeft(Column(no_wrap=True)),
@@ -49,6 +52,8 @@ def bar(label: str, total: int | None) -> Iterator["Bar"]:
 
 
 class Bar:
+    """A progress bar that is being shown."""
+
     def __init__(self, progress: Progress, task: int, label: str) -> None:
         self.progress, self.task, self.label, self.note = progress, task, label, ""
 
@@ -62,56 +67,66 @@ class Bar:
         self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-class TrainingBar:
+class BarMessages(Callback):
+    """Prints the messages of a run above a bar."""
+
+    def __init__(self, view: Bar) -> None:
+        self.view = view
+
+    def log(self, message: str) -> None:
+        self.view.print(message)
+
+
+class TrainingBar(BarMessages):
     """Shows a training run: loss and bound smoothed over about 20 steps, tokens per second, memory, the time left.
 
-    When output is piped, a plain line now and then: at each tenth of the run and each minute, later each ten minutes.
+    When output is piped, it prints a plain line at each tenth of the run and each minute, later every ten minutes.
     """
 
-    def __init__(self, view: Bar, steps: int) -> None:
-        self.view, self.steps = view, steps
+    def __init__(self, view: Bar) -> None:
+        super().__init__(view)
         self.loss, self.bound = _Smooth(), _Smooth()
         self.tenth, self.printed = -1, 0.0
 
-    def __call__(self, report: "StepMetrics") -> None:
-        loss, bound = self.loss(report.loss), self.bound(report.bound)
+    def on_step(self, metrics: "StepMetrics") -> None:
+        loss, bound = self.loss(metrics.loss), self.bound(metrics.bound)
         parts = [
-            f"step {report.step:,}/{self.steps:,}",
+            f"step {metrics.step:,}/{metrics.steps:,}",
             f"loss {loss:.3f}",
             "" if math.isnan(bound) else f"bound {bound:.3f}",
-            f"{report.speed:,.0f} tokens/s",
-            f"{report.skipped} skipped" if report.skipped else "",
-            f"{report.memory / 1e9:.1f} GB",
+            f"{metrics.speed:,.0f} tokens/s",
+            f"{metrics.skipped} skipped" if metrics.skipped else "",
+            f"{metrics.memory / 1e9:.1f} GB",
         ]
-        note, left = "  ".join(filter(None, parts)), self._left(report)
-        self.view.update(report.step, note, left)
-        if self.view.progress.disable and self._is_due(report):
+        note, left = "  ".join(filter(None, parts)), self._left(metrics)
+        self.view.update(metrics.step, note, left)
+        if self.view.progress.disable and self._is_due(metrics):
             self.view.print(f"{self.view.label:<10} {note}  {'' if left is None else f'{_clock(left)} left'}".rstrip())
 
-    def validated(self, validated: "ValidationMetrics") -> None:
-        """A line that stays."""
-        nats, best = validated.nats, " (best)" if validated.best else ""
+    def on_validation(self, metrics: "ValidationMetrics") -> None:
+        """Print a line above the bar."""
+        nats, best = metrics.nats, " (best)" if metrics.best else ""
         error = f" ± {nats.error:.3f}" if math.isfinite(nats.error) else ""
-        self.view.print(f"validation at step {validated.step:,}: {nats.mean:.3f}{error} nats per token{best}")
-        for text in validated.samples:
+        self.view.print(f"validation at step {metrics.step:,}: {nats.mean:.3f}{error} nats per token{best}")
+        for text in metrics.samples:
             self.view.print(f"  {' '.join(text.split())}")
 
-    def _left(self, report: "StepMetrics") -> float | None:
-        """Seconds, at the speed of recent steps: what was done before a resumption is not in it."""
-        if not (report.speed > 0 and report.step):
+    def _left(self, metrics: "StepMetrics") -> float | None:
+        """Seconds left at the speed of recent steps."""
+        if not (metrics.speed > 0 and metrics.step):
             return None
-        return (self.steps - report.step) * report.tokens / report.step / report.speed
+        return (metrics.steps - metrics.step) * metrics.tokens / metrics.step / metrics.speed
 
-    def _is_due(self, report: "StepMetrics") -> bool:
-        tenth, pause = 10 * report.step // self.steps, min(600.0, max(60.0, report.seconds / 20))
-        if tenth == self.tenth and report.seconds - self.printed < pause:
+    def _is_due(self, metrics: "StepMetrics") -> bool:
+        tenth, pause = 10 * metrics.step // metrics.steps, min(600.0, max(60.0, metrics.seconds / 20))
+        if tenth == self.tenth and metrics.seconds - self.printed < pause:
             return False
-        self.tenth, self.printed = tenth, report.seconds
+        self.tenth, self.printed = tenth, metrics.seconds
         return True
 
 
 class _Smooth:
-    """A mean that forgets: of all values while they are few, then of about 20. What is not finite is left out."""
+    """A running mean over about 20 values; values that are not finite are left out."""
 
     def __init__(self) -> None:
         self.mean, self.count = math.nan, 0

@@ -143,7 +143,7 @@ def plan_rows(run: Run, found: RunPlan) -> list[tuple[str, str]]:
         ("  in embeddings and heads", f"{sums.parameters.vocabulary:,}, vocabulary of {sums.vocabulary.size:,}"),
         ("  in the stacks", f"{sums.parameters.stacks:,}"),
         ("a step", f"{sums.rows:,} rows of {sums.length:,}: {sums.tokens:,} tokens"),
-        (f"  on each of {found.world}" if found.world > 1 else "  computed in", _parts(found)),
+        (f"  on each of {found.world_size}" if found.world_size > 1 else "  computed in", _parts(found)),
         ("  work", f"{sums.work:.3g} FLOP"),
         ("all steps", f"{sums.steps:,}"),
         ("  tokens", _short(sums.all_tokens)),

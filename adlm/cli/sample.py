@@ -12,12 +12,13 @@ import tyro
 from rich.panel import Panel
 from rich.text import Text
 
-from adlm.cli.live import LiveView, count_written, harmless
+from adlm.cli.live import LiveView, count_written
 from adlm.cli.progress import console
 from adlm.config import to_json
 from adlm.distributed import device_for
 from adlm.errors import ConfigError
 from adlm.evaluate.generation import read_texts
+from adlm.pieces import harmless
 from adlm.samplers.named import canonical
 from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import StepEvent

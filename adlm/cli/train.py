@@ -1,8 +1,8 @@
-"""`adlm train`: a recipe into a model."""
+"""`adlm train`: train a recipe, or resume a run."""
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,21 +10,20 @@ from typing import Annotated, Literal
 import tyro
 from rich.table import Table
 
-from adlm.cli.progress import TrainingBar, bar, console
+from adlm.cli.progress import Bar, TrainingBar, bar, console
 from adlm.cli.recipes import plan_rows
 from adlm.config import to_json, with_changes
-from adlm.data.tokenizer import Tokenizer
 from adlm.distributed import device_for
-from adlm.errors import ConfigError
-from adlm.models.io import ModelConfig
-from adlm.models.language_model import LanguageModel
-from adlm.recipes.named import recipe
+from adlm.errors import OutOfRange
+from adlm.recipes.named import find_run
 from adlm.text_model import TextModel
+from adlm.train.callbacks import Callback
+from adlm.train.curves import DrawCurves
 from adlm.train.fit import fit
-from adlm.train.folder import read_run
 from adlm.train.plan import plan
-from adlm.train.run import Run
+from adlm.train.run import FitOptions, Run
 from adlm.train.trackers import tracker
+from adlm.train.trainer import Trainer, TrainResult
 
 
 def command(
@@ -44,78 +43,77 @@ def command(
     workers: int = 0,
     cache: Path | None = None,
 ) -> None:
-    """Train a model by a recipe, or go on where it was stopped.
+    """Train a model by a recipe, or resume a run that was interrupted.
 
     Processes started by torchrun train one model together. SIGTERM and Ctrl-C finish the step and save.
 
     Args:
-        run: a recipe by name (`adlm recipes` lists them), the config.json of a run, to train it again, or the folder of
-            one, to go on in it.
+        run: a recipe by name (`adlm recipes` lists them), the config.json of a run to train it again, or the folder of
+            a run to resume it.
         out: where the model, its checkpoints and metrics go; runs/NAME by default.
         set: change a field of the run, as in --set train.steps=1000 --set checkpoint.every=100.
-        dry_run: print the run, what it takes and how long it may last, and stop.
-        resume: auto goes on from the newest whole checkpoint in the folder; never starts again and replaces it.
-        allow_change: go on although the run has changed, if only in what may change.
+        dry_run: print the run, its cost and the time it may take, and stop.
+        resume: auto resumes from the newest complete checkpoint in the folder; never starts again and replaces it.
+        allow_change: resume although the run has changed, if only in what may change.
         on_nonfinite: stop before a step whose loss or gradient is not finite, or skip it and count.
-        shard: with several processes: a part of the model on each (FSDP2), for models that do not fit on one.
+        shard: with several processes: a shard of the model on each (FSDP2), for models that do not fit on one.
         device: auto, cpu, cuda or mps.
-        track: also tell tensorboard, wandb or trackio.
-        samples: texts to write after each validation.
-        workers: processes that read ahead, for each that trains.
+        track: also log to tensorboard, wandb or trackio.
+        samples: texts to generate after each validation.
+        workers: processes that read data ahead, per training process.
         cache: where prepared data is kept; $ADLM_CACHE or ~/.cache/adlm by default.
     """
-    if samples < 0 or workers < 0:
-        raise ConfigError(f"asked for --samples {samples} --workers {workers}", "fewer than 0", "give 0 or more")
-    chosen = with_changes(_named(run), set)
+    options = FitOptions(shard, resume, allow_change, on_nonfinite, cache, workers)
+    callbacks = [*(tracker(name) for name in track), SampleTexts(samples), DrawCurves()]
+    chosen = with_changes(find_run(run), set)
     if dry_run:
         _show(chosen, device=device, shard=shard)
         return
-    # The folder of a run is where that run goes on.
+    # The folder of a run is where it is resumed.
     folder = out or (Path(run) if Path(run).is_dir() else Path("runs") / chosen.name)
-    trackers = [tracker(name) for name in track]
+    _train(chosen, folder, device, options, callbacks)
+
+
+class SampleTexts(Callback):
+    """Generates texts after each validation."""
+
+    def __init__(self, count: int) -> None:
+        if count < 0:
+            raise OutOfRange("samples", count, "at least 0")
+        self.count = count
+
+    def samples(self, trainer: Trainer) -> Sequence[str]:
+        if not self.count:
+            return ()
+        model = TextModel(trainer.model, trainer.config, trainer.data.tokenizer)
+        return model.generate(n=self.count, seed=trainer.progress.step)
+
+
+def _train(run: Run, folder: Path, device: str, options: FitOptions, callbacks: Sequence[Callback]) -> None:
+    """Train with a progress bar, on the first process."""
     first = int(os.environ.get("RANK", 0)) == 0
-    with bar(chosen.name, chosen.train.steps) if first else nullcontext() as view:
-        fitted = fit(
-            chosen,
-            folder,
-            device=device,
-            shard=shard,
-            resume=resume,
-            allow_change=allow_change,
-            on_nonfinite=on_nonfinite,
-            cache=cache,
-            workers=workers,
-            watch=TrainingBar(view, chosen.train.steps) if view is not None else None,
-            trackers=trackers,
-            sample=_writer(samples) if samples else None,
-            say=view.print if view is not None else print,
-        )
+    with bar(run.name, run.train.steps) if first else nullcontext() as view:
         if view is not None:
-            bound = "" if fitted.nats is None else f", {fitted.nats.mean:.4f} ± {fitted.nats.error:.4f} nats per token"
-            view.note = f"{fitted.steps:,} steps{bound}"
+            callbacks = [TrainingBar(view), *callbacks]
+        result = fit(run, folder, device=device, options=options, callbacks=callbacks)
+        if view is not None:
+            _note(view, result)
     if first:
         console().print(f'The model is in {folder}/: adlm.load("{folder.as_posix()}")', highlight=False)
 
 
+def _note(view: Bar, result: TrainResult) -> None:
+    nats = result.nats
+    bound = "" if nats is None else f", {nats.mean:.4f} ± {nats.error:.4f} nats per token"
+    view.note = f"{result.steps:,} steps{bound}"
+
+
 def _show(run: Run, *, device: str, shard: bool) -> None:
-    """What a run is, what it takes, how long it may last."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    """Print a run, its cost and the time it may take."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     table = Table("", "", title=run.name, show_header=False)
-    for row in plan_rows(run, plan(run, world=world, device=device_for(device), shard=shard)):
+    for row in plan_rows(run, plan(run, world_size=world_size, device=device_for(device), shard=shard)):
         table.add_row(*row)
     if os.environ.get("RANK", "0") == "0":
         console().print_json(json.dumps(to_json(run)))
         console().print(table)
-
-
-def _named(name: str) -> Run:
-    """A recipe, or the run of a config.json or a run's folder."""
-    path = Path(name)
-    return read_run(path) if path.suffix == ".json" or path.is_dir() else recipe(name)
-
-
-def _writer(count: int) -> Callable[[LanguageModel, ModelConfig, Tokenizer, int], list[str]]:
-    def write(model: LanguageModel, config: ModelConfig, tokenizer: Tokenizer, step: int) -> list[str]:
-        return TextModel(model, config, tokenizer).generate(n=count, seed=step)
-
-    return write

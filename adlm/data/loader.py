@@ -79,8 +79,8 @@ class LoaderConfig:
     shuffle: bool = True
     workers: int = 0
 
-    def build(self, table: Table, *, rank: int = 0, world: int = 1) -> "Loader":
-        return Loader(table, self, rank=rank, world=world)
+    def build(self, table: Table, *, rank: int = 0, world_size: int = 1) -> "Loader":
+        return Loader(table, self, rank=rank, world_size=world_size)
 
 
 class Loader:
@@ -90,20 +90,22 @@ class Loader:
     that workers have read ahead.
     """
 
-    def __init__(self, table: Table, config: LoaderConfig, *, rank: int = 0, world: int = 1) -> None:
-        if config.batch < 1 or config.batch % world:
+    def __init__(self, table: Table, config: LoaderConfig, *, rank: int = 0, world_size: int = 1) -> None:
+        if config.batch < 1 or config.batch % world_size:
             raise ConfigError(
-                f"asked for a global batch of {config.batch} rows on {world} ranks",
+                f"asked for a global batch of {config.batch} rows on {world_size} ranks",
                 "it does not divide evenly",
-                f"choose a multiple of {world}",
+                f"choose a multiple of {world_size}",
+                subject="batch",
             )
         if len(table) < config.batch:
             raise DataError(
                 f"asked for batches of {config.batch} rows from {table.name}",
                 f"the data has {len(table)} rows",
                 "choose a smaller batch or more data",
+                subject=table.name,
             )
-        self.table, self.config, self.rank, self.world = table, config, rank, world
+        self.table, self.config, self.rank, self.world_size = table, config, rank, world_size
         self.given = 0
 
     @property
@@ -113,7 +115,7 @@ class Loader:
     def rows(self, step: int) -> NDArray[np.int64]:
         """This rank's rows of global batch number `step`."""
         epoch, position = divmod(step, self.batches_per_epoch)
-        fraction = self.config.batch // self.world
+        fraction = self.config.batch // self.world_size
         positions = np.arange(fraction) + position * self.config.batch + self.rank * fraction
         if not self.config.shuffle:
             return positions
@@ -155,9 +157,10 @@ class Loader:
         changed = [name for name in mine if name != "given" and state.get(name) != mine[name]]
         if changed:
             raise ConfigError(
-                "asked to go on with data where an earlier run stopped",
-                "; ".join(f"{name}: {state.get(name)} then, {mine[name]} now" for name in changed),
+                "asked to resume reading data",
+                "; ".join(f"{name}: was {state.get(name)}, now {mine[name]}" for name in changed),
                 "use the same data, batch and seed, or start a new run",
+                subject=", ".join(changed),
             )
         self.given = int(state["given"])
 

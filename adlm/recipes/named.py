@@ -1,6 +1,7 @@
 """Runs by name: CORPUS-KIND, at its usual size, or CORPUS-KIND-SIZE."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from adlm.errors import UnknownName
@@ -8,6 +9,7 @@ from adlm.models.sizes import SIZES
 from adlm.recipes import published, small
 from adlm.recipes.matched import MATCHED_BASELINES
 from adlm.train.run import Run
+from adlm.train.run_folder import read_run
 
 
 class Family(NamedTuple):
@@ -41,6 +43,12 @@ FAMILIES: dict[str, Family] = {
 def recipes() -> dict[str, Run]:
     """Every run at its usual size, by name, one corpus after the other."""
     return {name: family.make(kind) for name, (family, kind) in _names().items()}
+
+
+def find_run(name: str) -> Run:
+    """A run by the name of a recipe, the config.json of a run, or a run's folder."""
+    path = Path(name)
+    return read_run(path) if path.suffix == ".json" or path.is_dir() else recipe(name)
 
 
 def recipe(name: str) -> Run:

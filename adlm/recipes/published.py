@@ -22,7 +22,7 @@ from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.objectives.score_entropy import ScoreEntropy
 from adlm.recipes.matched import MATCHED_BASELINES, matched_baseline
 from adlm.train.lr_schedules import Constant
-from adlm.train.optimizer import AdamW
+from adlm.train.optimizers import AdamW
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 
 ROWS = 512

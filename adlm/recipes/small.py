@@ -24,7 +24,7 @@ from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.recipes.matched import MATCHED_BASELINES, matched_baseline
 from adlm.train.lr_schedules import StableDecay
-from adlm.train.optimizer import Muon
+from adlm.train.optimizers import Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 
 DEMO_KINDS = ("ar", "mdlm", "adlm")

@@ -1,11 +1,12 @@
-"""Checkpoints: all that a run needs to go on, written while it goes on, and whole or not there at all.
+"""Checkpoints: everything a run needs to resume, written in the background, complete or not there at all.
 
-    FOLDER/step-000000500/state.json             numbers, and the size and checksum of every other file; written last
-    FOLDER/step-000000500/shard-00001-….safetensors    tensors by name, in parts; as many files as processes
+    FOLDER/step-000000500/state.json             progress, and the size and checksum of every other file; written last
+    FOLDER/step-000000500/shard-00001-….safetensors    tensors by name, in shards; one file per process
 
-Written by torch.distributed.checkpoint under a temporary name that is changed in one step, so a process killed at
-any moment leaves the checkpoints before it as they were. Parts know their place in the whole tensor: any number of
-processes reads what any number wrote. Nothing is pickled.
+Written by torch.distributed.checkpoint under a temporary name and renamed when complete, so a process killed at any
+moment leaves the checkpoints before it as they were. Shards know their position in the whole tensor: any number of
+processes reads what any number wrote. Nothing is pickled. Noise, data order and dropout are functions of the seed and
+the step, so no state of a random generator is saved.
 """
 
 import hashlib
@@ -14,56 +15,145 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.optim import Optimizer
 
 from adlm.data.shards import checksum, write_atomically
 from adlm.distributed import DistributedContext
 from adlm.errors import TrainingError
-from adlm.train.folder import writing
+from adlm.models.language_model import LanguageModel
+from adlm.train.ema import Ema
+from adlm.train.run_folder import RETRY, writing
 
 STATE = "state.json"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{9})")
 _WRITING, _DAMAGED = ".writing", ".damaged"
-# One process is what is meant where there is one.
+# torch warns of a single process, which is what is meant then.
 _ALONE = "torch.distributed is disabled, unavailable or uninitialized"
 
 
-class Found(NamedTuple):
-    """A checkpoint that is whole."""
+@dataclass
+class RunProgress:
+    """How far a run is: the numbers in its checkpoints.
+
+    Args:
+        step: steps done.
+        tokens: trained on.
+        skipped: steps skipped because something was not finite.
+        validated: the step of the last validation; -1 before the first.
+        nats, error: its bound per token and standard error.
+        best: the lowest bound so far.
+        since_best: validations after that one.
+        averaged: updates of the averaged weights.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    validated: int = -1
+    nats: float | None = None
+    error: float | None = None
+    best: float | None = None
+    since_best: int = 0
+    averaged: int = 0
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> "RunProgress":
+        """From the state of a checkpoint; version 0.1 stored it as `numbers`."""
+        stored, known = state.get("progress", state.get("numbers", {})), {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in stored.items() if key in known})
+
+
+class SavedCheckpoint(NamedTuple):
+    """A complete checkpoint on disk: its state.json and the shapes of its tensors."""
 
     folder: Path
     state: dict[str, Any]
     shapes: dict[str, torch.Size]
 
 
-class Checkpoints:
-    """The checkpoints of a run. Every method but `failed` is called by all processes together."""
+class TrainState:
+    """All tensors of a run by the names they have in a checkpoint: weights, optimizer states, averaged weights."""
 
-    def __init__(self, folder: Path, world: DistributedContext, *, keep: int, say: Callable[[str], None]) -> None:
-        self.folder, self.world, self.keep, self.say = folder, world, keep, say
-        # Its own group: what is written in the background must not meet the collectives of training.
-        self._group = dist.new_group(backend="gloo") if world.size > 1 else None
+    def __init__(self, model: LanguageModel, optimizers: Sequence[Optimizer], ema: Ema | None) -> None:
+        self.model, self.optimizers, self.ema = model, optimizers, ema
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name -> tensor, to save or to fill. Scalars are stored as tensors [1]."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"model.{name}"] = parameter.detach()
+            for optimizer in self.optimizers:
+                # .get: `state` is a defaultdict, and a parameter that has had no gradient has no state.
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    tensors[f"optimizer.{name}.{key}"] = value.detach() if value.ndim else value.detach().view(1)
+        if self.ema is not None:
+            tensors.update({f"ema.{name}": mean for name, mean in self.ema.mean.items()})
+        return tensors
+
+    def allocate(self, saved: SavedCheckpoint) -> dict[str, Tensor]:
+        """The tensors to fill from a checkpoint. Optimizers create their state with the first gradient, so it is
+        created here."""
+        for name, parameter in self.model.named_parameters():
+            for optimizer in self.optimizers:
+                if not any(parameter is one for group in optimizer.param_groups for one in group["params"]):
+                    continue
+                prefix = f"optimizer.{name}."
+                keys = [key.removeprefix(prefix) for key in sorted(saved.shapes) if key.startswith(prefix)]
+                state = {key: _zeros(parameter, key) for key in keys if "." not in key}
+                if state:
+                    optimizer.state[parameter] = state
+        tensors = self.tensors()
+        if missing := sorted(tensors.keys() - saved.shapes.keys()):
+            raise TrainingError(
+                f"asked to resume from {saved.folder}",
+                f"no {missing[0]} in it" + (f", and {len(missing) - 1} others are missing" if missing[1:] else ""),
+                "the checkpoint belongs to another model: name another --out",
+                subject=str(saved.folder),
+            )
+        return tensors
+
+
+def _zeros(parameter: nn.Parameter, key: str) -> Tensor:
+    return torch.zeros((), device=parameter.device) if key == "step" else torch.zeros_like(parameter.detach())
+
+
+class Checkpoints:
+    """The checkpoints of a run. Every method but `failed` is called by all processes together.
+
+    Args:
+        keep: how many of the last ones are kept.
+        log: called with messages for the user, on the first process.
+    """
+
+    def __init__(
+        self, folder: Path, context: DistributedContext, *, keep: int, log: Callable[[str], None] = print
+    ) -> None:
+        self.folder, self.context, self.keep, self.log = folder, context, keep, log
+        # Its own group: writing in the background must not interleave with the collectives of training.
+        self._group = dist.new_group(backend="gloo") if context.size > 1 else None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
-        world.on_first(self._settle)
+        context.on_first(self._settle)
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Begin to write; the tensors may change as soon as this returns. Waits for the one before."""
+        """Start writing; the tensors may change as soon as this returns. Waits for the checkpoint before."""
         self.wait()
         unfinished = self.folder / f"step-{step:09d}{_WRITING}"
         problem = None
-        if self.world.first:
+        if self.context.first:
             try:
                 unfinished.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -79,48 +169,48 @@ class Checkpoints:
         self._pending = self._writer.submit(self._finish, written, unfinished, {**state, "step": step})
 
     def wait(self) -> None:
-        """Until the last one is written, or could not be: then all processes raise."""
+        """Wait until the last checkpoint is written; if that failed, all processes raise."""
         problem = self._problem()
         self._pending = None
         self._raise_together(problem)
 
     def _raise_together(self, problem: str | None) -> None:
-        for rank, found in enumerate(self.world.all(problem)):
+        for rank, found in enumerate(self.context.all(problem)):
             if found is not None:
                 raise TrainingError(
                     f"asked to write a checkpoint to {self.folder}",
-                    found if self.world.size == 1 else f"process {rank}: {found}",
-                    "make room, or name a folder you can write to, and run the same command again: it goes on from "
-                    "the last whole checkpoint",
+                    found if self.context.size == 1 else f"process {rank}: {found}",
+                    RETRY,
+                    subject=str(self.folder),
                 )
 
     @property
     def failed(self) -> bool:
-        """Whether this process knows already that the next `wait` will raise."""
+        """Whether this process already knows that the next `wait` will raise."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
-    def newest(self) -> Found | None:
-        """The newest whole checkpoint; None where there is none at all. Damaged ones are put aside, saying so."""
-        name = self.world.on_first(self._newest)
+    def newest(self) -> SavedCheckpoint | None:
+        """The newest complete checkpoint; None if there is none at all. Damaged ones are renamed, with a message."""
+        name = self.context.on_first(self._newest)
         if name is None:
             return None
         folder = self.folder / name
         shapes = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        return Found(folder, state, {key: torch.Size(value.size) for key, value in shapes.items()})  # type: ignore[union-attr]
+        return SavedCheckpoint(folder, state, {key: torch.Size(value.size) for key, value in shapes.items()})  # type: ignore[union-attr]
 
-    def load(self, found: Found, tensors: dict[str, Tensor]) -> None:
-        """Fill `tensors` in place."""
+    def load(self, saved: SavedCheckpoint, tensors: dict[str, Tensor]) -> None:
+        """Fill `tensors` in place from a checkpoint."""
         warnings.filterwarnings("ignore", message=_ALONE)
         load(
             dict(tensors),
-            storage_reader=HuggingFaceStorageReader(str(found.folder)),
+            storage_reader=HuggingFaceStorageReader(str(saved.folder)),
             process_group=self._group,
             no_dist=self._group is None,
         )
 
     def close(self) -> None:
-        """What is being written is finished first, or taken away where it could not be."""
+        """Finish what is being written, or remove it if that fails."""
         self._problem()
         self._writer.shutdown()
 
@@ -134,26 +224,27 @@ class Checkpoints:
             if problem is None:
                 for other, why in damaged.items():
                     aside = other.with_name(other.name + _DAMAGED)
-                    with writing(str(aside)):
+                    with writing(str(aside), aside):
                         shutil.rmtree(aside, ignore_errors=True)
                         other.replace(aside)
-                    self.say(f"checkpoint {other.name} is damaged ({why}): put aside as {aside.name}")
+                    self.log(f"checkpoint {other.name} is damaged ({why}): renamed to {aside.name}")
                 return folder.name
             damaged[folder] = problem
         if damaged:
-            # Not a reason to begin anew by itself: they stay where they are until someone has looked.
+            # No reason to start over without asking: they stay where they are until someone has looked.
             raise TrainingError(
-                f"asked to go on from the checkpoints in {self.folder}",
-                "none is whole: " + "; ".join(f"{folder.name}: {why}" for folder, why in damaged.items()),
-                "put back a copy of one, or train from the beginning with --resume never",
+                f"asked to resume from the checkpoints in {self.folder}",
+                "all are damaged: " + "; ".join(f"{folder.name}: {why}" for folder, why in damaged.items()),
+                "restore a copy of one, or train from the beginning with --resume never",
+                subject=str(self.folder),
             )
         return None
 
     def _settle(self) -> None:
-        """What a killed process was writing: only the name is missing, or it is taken away."""
+        """Publish what a killed process had finished writing, and remove what it had not."""
         for unfinished in self.folder.glob(f"step-*{_WRITING}"):
             if _problem_in(unfinished) is None:
-                with writing(f"to {self.folder}"):
+                with writing(f"to {self.folder}", self.folder):
                     self._publish(unfinished)
             else:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -165,9 +256,9 @@ class Checkpoints:
         _sync(self.folder)
 
     def _finish(self, written: Any, unfinished: Path, state: dict[str, Any]) -> None:
-        """In the background: all processes have written when the first one's future is done."""
+        """In the background: when the first process's future is done, all processes have written."""
         written.result()
-        if not self.world.first:
+        if not self.context.first:
             return
         files = {path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)} for path in unfinished.iterdir()}
         body = {"format": FORMAT, **state, "files": files}
@@ -180,16 +271,16 @@ class Checkpoints:
         error = self._pending.exception() if self._pending is not None else None
         if error is None:
             return None
-        if self.world.first:
+        if self.context.first:
             for unfinished in self.folder.glob(f"step-*{_WRITING}"):
                 shutil.rmtree(unfinished, ignore_errors=True)
-        # torch collects what the processes raised and has all of them raise it: those tell that it happened to.
-        failures = getattr(error, "failures", None) or {self.world.rank: (error, None)}
-        return _reason(failures[self.world.rank][0]) if self.world.rank in failures else None
+        # torch raises the collected errors on every process: each reports its own.
+        failures = getattr(error, "failures", None) or {self.context.rank: (error, None)}
+        return _reason(failures[self.context.rank][0]) if self.context.rank in failures else None
 
 
 def _problem_in(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, if anything."""
+    """What is wrong with a checkpoint; None if it is complete."""
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         if state.pop("check") != _check(state):
@@ -212,7 +303,7 @@ def _problem_in(folder: Path) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause, in a line."""
+    """The root cause, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}".splitlines()[0]
@@ -223,7 +314,7 @@ def _check(state: dict[str, Any]) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Names too are on disk, where folders can be opened."""
+    """Flush the names in a folder to disk, on systems that can."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

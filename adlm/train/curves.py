@@ -1,25 +1,29 @@
-"""A run as a picture: `curves.png`, drawn from `metrics.jsonl`.
+"""The curves of a run: `curves.png`, drawn from `metrics.jsonl`.
 
-A run of any length becomes at most some thousand bins of consecutive steps. Of losses their mean is drawn; of gradient
-norms the least and greatest too, since spikes are what one looks for.
+A run of any length becomes at most a few thousand bins of consecutive steps. Of losses the mean is drawn; of gradient
+norms the minimum and maximum too, since spikes are what one looks for.
 """
 
 import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adlm.data.shards import write_atomically
-from adlm.errors import optional_module
-from adlm.train.folder import writing
+from adlm.errors import MissingExtra, optional_module
+from adlm.train.callbacks import Callback
 from adlm.train.metrics import METRICS, each_metric
+from adlm.train.run_folder import writing
+
+if TYPE_CHECKING:
+    from adlm.train.trainer import Trainer
 
 CURVES = "curves.png"
-_NUMBERS = ("step", "steps", "tokens", "skipped", "loss", "bound", "gradient", "rate")
+_NUMBERS = ("step", "steps", "tokens", "skipped", "loss", "bound", "grad_norm", "lr")
 _BINS = 2000
 _SMOOTH = 0.02  # of the run: width of the window behind the strong lines
 
@@ -29,8 +33,18 @@ _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 Array = NDArray[np.float64]
 
 
+class DrawCurves(Callback):
+    """Draws the curves of a run when it is finished, which takes seconds."""
+
+    def on_end(self, trainer: "Trainer") -> None:
+        try:
+            draw_curves(trainer.out, trainer.run_config.name)
+        except MissingExtra as error:
+            trainer.log(f"no curves were drawn: {error.fix}")
+
+
 class _Curve(NamedTuple):
-    """Of one number: its mean, least and greatest in each bin; nan where there is none."""
+    """One number's mean, minimum and maximum in each bin; nan if there is none."""
 
     mean: Array
     low: Array
@@ -38,7 +52,7 @@ class _Curve(NamedTuple):
 
 
 def draw_curves(folder: Path, name: str | None = None) -> Path | None:
-    """Draw the run in `folder`, as far as it is. Returns the picture's path; None before the first step.
+    """Draw the run in `folder` so far. Returns the picture's path; None before the first step.
 
     Args:
         name: for the title; the folder's by default.
@@ -60,7 +74,7 @@ def draw_curves(folder: Path, name: str | None = None) -> Path | None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     path = folder / CURVES
-    with writing(str(path)):
+    with writing(str(path), path):
         write_atomically(path, picture.getvalue())
     return path
 
@@ -103,7 +117,7 @@ def _smoothed(values: Array) -> Array:
 
 def _draw(figure: Any, curves: dict[str, _Curve], validations: list[dict[str, Any]]) -> None:
     top = ["training", "validation"] if validations else ["training", "training"]
-    panels = figure.subplot_mosaic([top, ["gradient", "rate"]], height_ratios=[5, 3], sharex=True)
+    panels = figure.subplot_mosaic([top, ["grad_norm", "lr"]], height_ratios=[5, 3], sharex=True)
     steps, tokens = curves["step"], curves["tokens"]
     ratio = tokens.mean[-1] / steps.mean[-1]
     for name, panel in panels.items():
@@ -112,19 +126,19 @@ def _draw(figure: Any, curves: dict[str, _Curve], validations: list[dict[str, An
         panel.spines[["top", "right"]].set_visible(False)
         panel.xaxis.set_major_formatter(_short)
         panel.xaxis.get_major_locator().set_params(integer=True)
-        if name in ("gradient", "rate"):
+        if name in ("grad_norm", "lr"):
             panel.set_xlabel("steps")
         elif ratio > 0:
             _second(panel.secondary_xaxis, "top", (lambda x: x * ratio, lambda x: x / ratio), "tokens")
     _training(panels["training"], curves)
     if validations:
         _validation(panels["validation"], validations)
-    _gradient(panels["gradient"], curves)
-    _title(panels["rate"], "Learning rate", pad=8)
-    panels["rate"].plot(steps.mean, curves["rate"].mean, color=_BLUE, linewidth=2, marker=_dot(steps.mean))
-    panels["rate"].yaxis.set_major_formatter(_short)
-    panels["rate"].set_ylim(bottom=0)
-    panels["rate"].set_xlim(0, steps.high[-1] * 1.02)
+    _gradient(panels["grad_norm"], curves)
+    _title(panels["lr"], "Learning rate", pad=8)
+    panels["lr"].plot(steps.mean, curves["lr"].mean, color=_BLUE, linewidth=2, marker=_dot(steps.mean))
+    panels["lr"].yaxis.set_major_formatter(_short)
+    panels["lr"].set_ylim(bottom=0)
+    panels["lr"].set_xlim(0, steps.high[-1] * 1.02)
 
 
 def _training(panel: Any, curves: dict[str, _Curve]) -> None:
@@ -165,7 +179,7 @@ def _validation(panel: Any, validations: list[dict[str, Any]]) -> None:
 
 def _gradient(panel: Any, curves: dict[str, _Curve]) -> None:
     steps, skipped = curves["step"].mean, curves["skipped"].high
-    gradient = _Curve(*(np.where(values > 0, values, np.nan) for values in curves["gradient"]))  # 0 has no logarithm
+    gradient = _Curve(*(np.where(values > 0, values, np.nan) for values in curves["grad_norm"]))  # 0 has no logarithm
     panel.fill_between(steps, gradient.low, gradient.high, color=_GREEN, alpha=0.25, linewidth=0)
     # Smoothed as it is drawn, in logarithms: a spike does not lift its neighbourhood.
     _line(panel, steps, gradient, np.exp(_smoothed(np.log(gradient.mean))), _GREEN, "")

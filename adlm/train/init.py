@@ -1,7 +1,7 @@
-"""Where the weights of a run come from, as values.
+"""Where the initial weights of a run come from, as values.
 
-They are given to a model as it was built, before adapters, freezing and the processes it is spread over. A saved
-model has averaged weights where its run averaged them, so these are what another run starts from.
+They are applied before adapters, freezing and parallelism. A saved model has averaged weights if its run kept them,
+so these are what another run starts from.
 """
 
 from abc import ABC, abstractmethod
@@ -26,6 +26,8 @@ from adlm.models.two_stage import TwoStage
 
 @dataclass(frozen=True)
 class Init(ABC):
+    """The initial weights of a run."""
+
     @abstractmethod
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         """Give a freshly built model its first weights."""
@@ -53,8 +55,10 @@ class Finetune(Init):
         asked = f"asked to start from {self.model}"
         other = _load(self.model, tokenizer, asked)
         if type(other) is not type(model):
-            fix = "name a model of the same kind; start=AnchorFrom makes two stages from one"
-            raise ModelError(asked, f"it is {type(other).__name__}, the run trains {type(model).__name__}", fix)
+            fix = "name a model of the same kind; init=AnchorFrom makes two stages from one"
+            raise ModelError(
+                asked, f"it is {type(other).__name__}, the run trains {type(model).__name__}", fix, subject="init"
+            )
         _check_same(_differences("network", getattr(model, "config", None), getattr(other, "config", None)), asked)
         model.load_state_dict(other.state_dict())
 
@@ -78,11 +82,14 @@ class AnchorFrom(Init):
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         asked = f"asked to start the anchor stage from {self.model}"
         if not isinstance(model, TwoStage):
-            raise ModelError(asked, f"the run trains {type(model).__name__}: it has no anchor stage", "use Finetune")
+            found = f"the run trains {type(model).__name__}, which has no anchor stage"
+            raise ModelError(asked, found, "use Finetune", subject="init")
         other = _load(self.model, tokenizer, asked)
         if not isinstance(other, OneStage):
-            fix = "name a model with one stage; start=Finetune takes a whole model"
-            raise ModelError(asked, f"it is {type(other).__name__}, not a model with one stage", fix)
+            fix = "name a model with one stage; init=Finetune takes a whole model"
+            raise ModelError(
+                asked, f"it is {type(other).__name__}, not a model with one stage", fix, subject=self.model
+            )
         ours, theirs = model.config, other.config
         differences = [
             *_differences("network.anchor", ours.anchor, theirs.stack),
@@ -112,8 +119,8 @@ class Pretrained(Init):
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         asked = f"asked to start from the pretrained {self.model}"
         if not isinstance(model, TransformersCausal):
-            fix = "set the network to TransformersCausalConfig; start=Finetune takes models of this package"
-            raise ModelError(asked, f"the run trains {type(model).__name__}", fix)
+            fix = "set the network to TransformersCausalConfig; init=Finetune takes models of this package"
+            raise ModelError(asked, f"the run trains {type(model).__name__}", fix, subject="init")
         folder = find_transformers_model(self.model, asked=asked)
         fill_from(model, folder, tokenizer.backend.get_vocab(with_added_tokens=True), asked)
 
@@ -159,7 +166,7 @@ def _load(name: str, tokenizer: Tokenizer, asked: str) -> LanguageModel:
     model, _, theirs = load_model(folder, asked=asked)
     if theirs.fingerprint != tokenizer.fingerprint:
         found = f"its tokenizer, of {theirs.vocab_size:,} tokens, is not the run's, of {tokenizer.vocab_size:,}"
-        raise ModelError(asked, found, f"set data.tokenizer={folder}")
+        raise ModelError(asked, found, f"set data.tokenizer={folder}", subject="data.tokenizer")
     return model
 
 
@@ -174,7 +181,7 @@ def _differences(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, 
 
 
 def _kind(value: Any) -> Any:
-    """A value as a setting names it."""
+    """A value as an option names it."""
     return type(value).__name__ if is_dataclass(value) else value
 
 
@@ -183,4 +190,5 @@ def _check_same(differences: Iterable[tuple[str, Any, Any]], asked: str) -> None
         found = ", ".join(
             f"{name} is {theirs} in the model and {ours} in the run" for name, ours, theirs in differences
         )
-        raise ModelError(asked, found, f"set {' '.join(f'{name}={theirs}' for name, _, theirs in differences)}")
+        fix = f"set {' '.join(f'{name}={theirs}' for name, _, theirs in differences)}"
+        raise ModelError(asked, found, fix, subject=", ".join(name for name, _, _ in differences))

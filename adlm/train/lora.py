@@ -1,26 +1,32 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) by the library peft."""
+"""Which parameters are trained: freezing, and low-rank adapters (LoRA, arXiv 2106.09685) by the library peft."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
+from torch import Tensor, nn
 
-from adlm.errors import ConfigError, optional_module
+from adlm.errors import ConfigError, OutOfRange, UnknownName, optional_module
 from adlm.models.block import Block
+from adlm.models.io import ModelConfig
 from adlm.models.language_model import LanguageModel
+
+# All that the first stage's prediction depends on.
+_ANCHOR = ("embedding", "anchor", "anchor_head")
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Train small matrices beside the large ones, which stay as they are: W x + alpha / rank * B A x.
+    """Low-rank adapters: W x + alpha / rank * B A x, with W frozen and A, B trained.
 
-    They stand beside the maps to queries, keys and values and the one up in the MLP; in timed stacks also beside the
-    maps back to the residual stream, which all others multiply by their modulation before use.
+    They adapt the query, key and value maps and the up projection of the MLP; in time-conditioned stacks also the maps
+    back to the residual stream. Elsewhere the weights of those are read directly, so an adapter would have no effect.
 
     Args:
         rank: of the added matrices.
-        alpha: their product counts alpha / rank.
-        dropout: of what they read.
+        alpha: scale of their product, as alpha / rank.
+        dropout: on the input of the adapters.
     """
 
     rank: int = 8
@@ -28,17 +34,17 @@ class Lora:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not self.alpha > 0 or not 0 <= self.dropout < 1:
-            raise ConfigError(
-                f"asked for adapters of rank {self.rank} with alpha {self.alpha} and dropout {self.dropout}",
-                "one of them is out of range",
-                "give a rank of 1 or more, an alpha above 0, a dropout in [0, 1)",
-            )
+        if self.rank < 1:
+            raise OutOfRange("adapters.rank", self.rank, "at least 1")
+        if not self.alpha > 0:
+            raise OutOfRange("adapters.alpha", self.alpha, "positive")
+        if not 0 <= self.dropout < 1:
+            raise OutOfRange("adapters.dropout", self.dropout, "in [0, 1)")
 
     def apply(self, model: LanguageModel) -> None:
-        """Put adapters into `model`; all else in it stops learning. A is drawn by torch's generator.
+        """Insert adapters into `model` and freeze everything else. A is drawn from torch's generator.
 
-        B starts at zero, so the model is the same function as before.
+        B starts at zero, so the model computes the same function as before.
         """
         peft = _peft()
         config = peft.LoraConfig(
@@ -48,9 +54,9 @@ class Lora:
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
-        """Add the adapters to the weights beside them and take them out: an ordinary model again, all of it learning.
+        """Merge the adapters into the weights and remove them: an ordinary model, all of it trainable again.
 
-        The model is to be whole, not in parts over processes.
+        The model must not be sharded.
         """
         adapted = _peft().tuners.lora.LoraLayer
         for name, module in list(model.named_modules()):
@@ -61,8 +67,19 @@ class Lora:
         model.requires_grad_()
 
 
+def merged_model(config: ModelConfig, adapters: Lora | None, weights: dict[str, Tensor]) -> LanguageModel:
+    """A plain model from the weights of one that was trained, with its adapters merged."""
+    model = config.build()
+    if adapters is not None:
+        adapters.apply(model)
+    model.load_state_dict(weights, strict=False)  # tied weights have one name
+    if adapters is not None:
+        adapters.merge(model)
+    return model.eval()
+
+
 def _called(model: LanguageModel) -> list[str]:
-    """The maps of the blocks that are called. Beside one whose weight is read instead, adapters would do nothing."""
+    """Names of the linear maps in the blocks that are called as modules."""
     names = []
     for position, block in model.named_modules():
         if isinstance(block, Block):
@@ -72,3 +89,46 @@ def _called(model: LanguageModel) -> list[str]:
 
 def _peft() -> ModuleType:
     return optional_module("peft", extra="lora", purpose="training adapters")
+
+
+def freeze(model: nn.Module, names: Sequence[str]) -> None:
+    """Freeze parts of a model: they get no gradient and are in no optimizer.
+
+    A name is a stage of a two-stage model or a prefix of parameter names, such as `embedding` or `anchor.blocks.0`.
+    The stage `anchor` is embedding, anchor stack and anchor head; `denoiser` is the rest. The matrix of tied heads is
+    the embedding: it is frozen with the anchor stage, which leaves the last head its bias, and not with the denoiser.
+    """
+    own = {parameter: name for name, parameter in model.named_parameters()}
+    every = dict(model.named_parameters(remove_duplicate=False))
+    stages = _stages(own.values()) if model.stages == 2 else {}
+    frozen = {name for asked in names for name in stages.get(asked) or _beginning(asked, every, stages)}
+    for name in sorted(frozen):
+        first = own[every[name]]
+        if first not in frozen:
+            fix = f"freeze {first} too, or name the other parameters in full"
+            found = f"its weights are tied to {first}, which is trained"
+            raise ConfigError(f"asked to freeze {name}", found, fix, subject=name)
+    if not any(parameter.requires_grad and name not in frozen for parameter, name in own.items()):
+        raise ConfigError(f"nothing is left to train after freezing {', '.join(names)}", subject="train.freeze")
+    for name in frozen:
+        every[name].requires_grad_(False)
+
+
+def _stages(names: Iterable[str]) -> dict[str, list[str]]:
+    anchor = [name for name in names if name.split(".")[0] in _ANCHOR]
+    return {"anchor": anchor, "denoiser": [name for name in names if name not in anchor]}
+
+
+def _beginning(asked: str, names: Iterable[str], stages: Iterable[str]) -> list[str]:
+    """The names that start with `asked`, in whole words."""
+    found = [name for name in names if f"{name}.".startswith(f"{asked}.")]
+    if found:
+        return found
+    # Offer the words that can follow the part that is right.
+    words = asked.split(".")
+    for depth in reversed(range(len(words))):
+        right = "".join(f"{word}." for word in words[:depth])
+        known = {".".join(name.split(".")[: depth + 1]) for name in names if name.startswith(right)}
+        if known:
+            break
+    raise UnknownName("part to freeze", asked, known if depth else {*known, *stages})

@@ -1,37 +1,39 @@
-"""How the learning rate goes over a run: values that give the fraction of the full rate at a step."""
+"""Learning-rate schedules: the fraction of the peak learning rate at each step."""
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 
 
 @dataclass(frozen=True)
 class LRSchedule(ABC):
-    """Args:
-    warmup: steps over which the rate rises linearly to the full one.
+    """Linear warm-up, then whatever the subclass does.
+
+    Args:
+        warmup: steps over which the learning rate rises linearly to its peak.
     """
 
     warmup: int = 50
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
-            raise ConfigError(f"asked for {self.warmup} steps of warm-up", "fewer than 0", "give 0 or more")
+            raise OutOfRange("lr_schedule.warmup", self.warmup, "at least 0")
 
     def fraction(self, step: int, steps: int) -> float:
-        """Of the full rate at step 0 .. steps - 1."""
+        """The fraction of the peak at step 0 .. steps - 1."""
         rising = (step + 1) / self.warmup if self.warmup else 1.0
         return min(1.0, rising, self._after(step, steps))
 
     @abstractmethod
     def _after(self, step: int, steps: int) -> float:
-        """The share that warm-up does not decide."""
+        """The fraction without warm-up."""
 
 
 @dataclass(frozen=True)
 class Constant(LRSchedule):
-    """The published runs', with 2,500 steps of warm-up."""
+    """Constant after warm-up, as in the published runs (2,500 steps of warm-up)."""
 
     def _after(self, step: int, steps: int) -> float:
         return 1.0
@@ -39,7 +41,7 @@ class Constant(LRSchedule):
 
 @dataclass(frozen=True)
 class CosineDecay(LRSchedule):
-    """Half a cosine from the full rate, at the end of warm-up, down to `last` of it."""
+    """Half a cosine from the peak, at the end of warm-up, down to `last` of it."""
 
     last: float = 0.1
 
@@ -50,7 +52,7 @@ class CosineDecay(LRSchedule):
 
 @dataclass(frozen=True)
 class StableDecay(LRSchedule):
-    """Full until the end comes near, then linearly to zero over the last `decay` of the run."""
+    """Constant, then linear to zero over the last fraction `decay` of the run."""
 
     decay: float = 0.4
 

@@ -1,50 +1,78 @@
-"""What a run records: `metrics.jsonl` in its folder, a line a step and a line a validation.
+"""The metrics of a run: `metrics.jsonl` in its folder, one line per step and one per validation.
 
     {"step": 1, "steps": 1000, "loss": 6.21, ..., "machine": {"seconds": 0.4, "speed": 2560.0, "memory": 812345678}}
     {"step": 500, "validation": {"nats": {"mean": 3.21, ...}, ...}, "machine": {"seconds": 4.0}}
 
-Two runs that compute the same differ only in what is under `machine`. Every line is strict JSON: a number that is
-not finite is null. Steps never fall from one line to the next.
+Two runs that compute the same differ only in `machine`. Every line is strict JSON: a number that is not finite is
+null. Steps never decrease from one line to the next.
 """
 
 import json
 import math
 import mmap
 import os
+import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from adlm.errors import DataError
-from adlm.train.folder import writing
+from adlm.train.callbacks import Callback
+from adlm.train.run_folder import writing
 from adlm.types import Estimate
 
 METRICS = "metrics.jsonl"
+# Lines are written when so many are waiting, or when the oldest has waited so many seconds.
+FLUSH_LINES, FLUSH_SECONDS = 100, 2.0
+_RENAMED = {"gradient": "grad_norm", "rate": "lr"}  # keys of version 0.1
+
+
+class StepResult(NamedTuple):
+    """The outcome of one optimizer step: means per token over all processes.
+
+    Args:
+        grad_norm: before clipping.
+        lr: the learning rate of the first parameter group.
+        taken: False if something was not finite: weights and optimizer states are unchanged.
+        suspects: indices of this process's samples in micro-batches whose loss was not finite.
+        stop: some process was told to stop.
+        save_failed: some process could not write its part of the last checkpoint.
+    """
+
+    loss: float
+    bound: float
+    grad_norm: float
+    lr: float
+    taken: bool
+    suspects: tuple[int, ...]
+    stop: bool
+    save_failed: bool
 
 
 class StepMetrics(NamedTuple):
-    """What a step did, and how far the run is. `loss` and `bound` are nats per token.
+    """The metrics of a step. `loss` and `bound` are in nats per token.
 
     Args:
         step: steps done so far; the first report has 1.
         steps: of the whole run.
-        bound: the clean bound, free of training-only terms; nan where the objective has none.
-        gradient: its norm before clipping.
-        rate: the learning rate of the first group.
+        bound: the clean bound, free of training-only terms; nan if the objective has none.
+        grad_norm: before clipping.
+        lr: the learning rate of the first parameter group.
         tokens: trained on so far in the whole run.
         seconds: since this process began training.
         speed: tokens per second over recent steps.
-        memory: bytes, the peak of this process or its device.
-        skipped: steps left out so far because they were not finite.
+        memory: peak bytes of this process or its device.
+        skipped: steps skipped so far because they were not finite.
     """
 
     step: int
     steps: int
     loss: float
     bound: float
-    gradient: float
-    rate: float
+    grad_norm: float
+    lr: float
     tokens: int
     seconds: float
     speed: float
@@ -53,12 +81,12 @@ class StepMetrics(NamedTuple):
 
 
 class ValidationMetrics(NamedTuple):
-    """What held-out text cost after `step` steps.
+    """The clean bound on held-out text after `step` steps.
 
     Args:
-        nats: of the clean bound, a token.
+        nats: per token.
         best: better than every validation before.
-        seconds: that it took.
+        seconds: that the validation took.
         samples: texts of the model at this step.
     """
 
@@ -70,39 +98,87 @@ class ValidationMetrics(NamedTuple):
     samples: tuple[str, ...] = ()
 
 
-class MetricsFile:
-    """The record of a run that goes on after `step`; what the file holds of later steps is cut off.
+class StepClock:
+    """Measures the time of training and the speed of the last `window` steps."""
+
+    def __init__(self, window: int = 20) -> None:
+        self._began = 0.0
+        self._times: deque[float] = deque(maxlen=window + 1)
+
+    def start(self) -> None:
+        """Training begins."""
+        self._began = time.perf_counter()
+        self.pause()
+
+    def pause(self) -> None:
+        """Something else than training took time."""
+        self._times.clear()
+        self._times.append(time.perf_counter())
+
+    def tick(self) -> tuple[float, float]:
+        """A step is done: seconds since `start`, and recent steps per second."""
+        now = time.perf_counter()
+        self._times.append(now)
+        return now - self._began, (len(self._times) - 1) / (now - self._times[0])
+
+
+class MetricsFile(Callback):
+    """Writes `metrics.jsonl`, resuming after `step`: what the file holds of later steps is cut off.
+
+    Lines are buffered: at most those since the last checkpoint are lost when the process is killed, and the steps
+    they belong to are repeated when the run is resumed.
 
     Args:
-        validated: the last step whose validation counts, where that is not `step`.
+        validated: the last step whose validation counts, if that is not `step`.
     """
 
     def __init__(self, path: Path, step: int = 0, validated: int | None = None) -> None:
         self.path = path
-        with writing(f"{path} after step {step}"):
+        self._buffer: list[bytes] = []
+        self._oldest = 0.0
+        with writing(f"{path} after step {step}", path):
             path.touch()
             # One truncation needs no room, and there is no moment at which an earlier line is missing.
             os.truncate(path, _end(path, step, step if validated is None else validated))
-            # Without a buffer: a line that was written is there, whatever becomes of the process.
             self._file = path.open("ab", buffering=0)
 
-    def report(self, report: StepMetrics) -> None:
-        record = report._asdict()
+    def on_step(self, metrics: StepMetrics) -> None:
+        record = metrics._asdict()
         machine = {name: record.pop(name) for name in ("seconds", "speed", "memory")}
         self._append({**record, "machine": machine})
+        if len(self._buffer) >= FLUSH_LINES or time.monotonic() - self._oldest >= FLUSH_SECONDS:
+            self.flush()
 
-    def validated(self, validated: ValidationMetrics) -> None:
-        record = {**validated._asdict(), "nats": validated.nats._asdict()}
+    def on_validation(self, metrics: ValidationMetrics) -> None:
+        record = {**metrics._asdict(), "nats": metrics.nats._asdict()}
         step, machine = record.pop("step"), {"seconds": record.pop("seconds")}
         self._append({"step": step, "validation": record, "machine": machine})
+        self.flush()
 
-    def sync(self) -> None:
-        """Have all lines on the disk itself, before a checkpoint that counts on them."""
-        with writing(str(self.path)):
+    def on_checkpoint(self, step: int) -> None:
+        """Have all lines on the disk itself: the checkpoint counts on them."""
+        self.flush()
+        with writing(str(self.path), self.path):
             os.fsync(self._file.fileno())
 
+    def flush(self) -> None:
+        """Write the buffered lines. If the disk is full, the file stays as it was and the lines stay buffered."""
+        rest = b"".join(self._buffer)
+        end = self._file.seek(0, os.SEEK_END)
+        with writing(str(self.path), self.path):
+            try:
+                while rest:  # a disk that fills up takes the beginning of a line
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                self._file.truncate(end)
+                raise
+        self._buffer.clear()
+
     def close(self) -> None:
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            self._file.close()
 
     def __enter__(self) -> "MetricsFile":
         return self
@@ -111,27 +187,20 @@ class MetricsFile:
         self.close()
 
     def _append(self, record: dict[str, Any]) -> None:
-        rest = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
-        end = self._file.seek(0, os.SEEK_END)
-        with writing(f"step {record['step']} to {self.path}"):
-            try:
-                while rest:  # a disk that fills up takes the beginning of a line
-                    rest = rest[self._file.write(rest) :]
-            except OSError:
-                self._file.truncate(end)
-                raise
+        if not self._buffer:
+            self._oldest = time.monotonic()
+        self._buffer.append(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a run, also of one that is running or was killed: half a last line is left out."""
+    """The records of a run, also of one that is running or was killed: an incomplete last line is left out."""
     return list(each_metric(path))
 
 
 def each_metric(path: Path) -> Iterator[dict[str, Any]]:
     """As `read_metrics`, one at a time."""
     if not path.is_file():
-        fix = "name the folder of a run that has taken a step"
-        raise DataError(f"asked to read the metrics in {path}", "no such file", fix)
+        raise DataError(f"no metrics in {path.parent}: the run has not taken a step", subject=str(path))
     return _records(path)
 
 
@@ -142,13 +211,14 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                 return
             record = _record(line)
             if record is None:
-                fix = "take the line out; a run that resumes mends damage at the end of the file by itself"
-                raise DataError(f"asked to read the metrics in {path}", f"line {number}: {line[:60]!r}", fix)
+                fix = "delete the line; damage at the end of the file is repaired when the run is resumed"
+                found = f"line {number} is damaged: {line[:60]!r}"
+                raise DataError(f"asked to read the metrics in {path}", found, fix, subject=f"{path}:{number}")
             yield record
 
 
 def _end(path: Path, step: int, validated: int) -> int:
-    """Where the last whole line that counts ends. Steps never fall, so the search is from the end."""
+    """Where the last complete line that counts ends. Steps never decrease, so the search starts at the end."""
     if not path.stat().st_size:
         return 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
@@ -167,7 +237,12 @@ def _record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    for old, new in _RENAMED.items():
+        if old in record:
+            record[new] = record.pop(old)
+    return record
 
 
 def _finite(value: Any) -> Any:

@@ -1,8 +1,7 @@
-"""A model over the processes of a world: whole on each (DDP), or in parts (FSDP2)."""
+"""The module that is trained, replicated (DDP) or sharded (FSDP2) over the processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,64 +12,65 @@ from adlm.distributed import DistributedContext
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.models.stack import Stack
+from adlm.objectives.objective import Objective
+from adlm.randomness import Noise
+from adlm.types import Batch, LossTerms
 
-T = TypeVar("T")
 
+class TrainingModule(nn.Module):
+    """A network and its objective as one module: `forward` is the loss of a batch.
 
-class _Inside(nn.Module):
-    """Both wrappers act where a module's forward begins and ends. So everything that uses weights, losses included,
-    is called inside one."""
+    DDP and FSDP2 act where the forward of the wrapped module begins and ends, so the loss, which reads the weights of
+    the heads, has to be inside it.
+    """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, objective: Objective, noise: Noise) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.objective, self.noise = model, objective, noise
 
-    def forward(self, call: Callable[[LanguageModel], T]) -> T:
-        return call(self.model)
+    def forward(self, batch: Batch, progress: float) -> LossTerms:
+        """Sums over the batch. `progress` in [0, 1) is the fraction of the run that is done."""
+        return self.objective(self.model, batch, progress=progress, noise=self.noise)
+
+    def gather(self) -> None:
+        """Does nothing by itself. FSDP2 gathers the weights outside the blocks before it and keeps them until
+        `reshard`; the blocks gather theirs as they are called."""
 
 
 class ParallelModel:
-    """`spread(call)` is `call(model)` with all weights in place; gradients of backward are summed over processes.
+    """A `TrainingModule` on the processes of a context: `parallel(batch, progress)` is its forward pass.
 
     Args:
-        shard: keep a part of weights, gradients and optimiser states on each process, for models that do not fit on
-            one. Blocks are put together when they are used.
-        some_unused: parameters may be without a gradient, which DDP has to look for.
+        shard: keep a shard of weights, gradients and optimizer states on each process (FSDP2), for models that do not
+            fit on one. Blocks are gathered when they are used.
     """
 
-    def __init__(
-        self, model: LanguageModel, world: DistributedContext, *, shard: bool = False, some_unused: bool = False
-    ) -> None:
-        self.model, self.world = model, world
-        self.sharded = shard and world.size > 1
-        self._whole = _Inside(model)
-        self._wrapped: nn.Module = self._whole
-        if shard and world.size == 1:
-            raise ConfigError("asked to shard a model", "one process", "start several with torchrun")
-        if self.sharded:
-            from torch.distributed.fsdp import fully_shard
+    def __init__(self, module: TrainingModule, context: DistributedContext, *, shard: bool = False) -> None:
+        if shard and context.size == 1:
+            raise ConfigError("sharding needs several processes: start them with torchrun", subject="shard")
+        self.module, self.model, self.context, self.sharded = module, module.model, context, shard
+        self._wrapped: nn.Module = module
+        if shard:
+            _shard(module)
+        elif context.size > 1:
+            devices = [context.device] if context.device.type == "cuda" else None
+            # An anchor head without a term of its own gets no gradient, which DDP has to look for.
+            unused = self.model.anchor_head is not None and not module.objective.trains_anchor
+            self._wrapped = DistributedDataParallel(module, device_ids=devices, find_unused_parameters=unused)
 
-            blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
-            for block in blocks:
-                fully_shard(block)
-            fully_shard(self._whole)
-        elif world.size > 1:
-            devices = [world.device] if world.device.type == "cuda" else None
-            self._wrapped = DistributedDataParallel(self._whole, device_ids=devices, find_unused_parameters=some_unused)
+    def __call__(self, batch: Batch, progress: float) -> LossTerms:
+        terms: LossTerms = self._wrapped(batch, progress)
+        return terms
 
-    def __call__(self, call: Callable[[LanguageModel], T]) -> T:
-        if torch.is_grad_enabled():
-            return self._wrapped(call)
-        result = self._whole(call)
-        if self.sharded:
-            self._whole.reshard()  # type: ignore[operator] # or the next call would use what it put together for this one
-        return result
+    def backward(self, loss_sum: Tensor) -> None:
+        """Add the gradients of a sum over this process's rows, summed over processes: both wrappers take the mean."""
+        (loss_sum * self.context.size).backward()
 
     @contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:
-        """Around forward and backward of a micro-batch: gradients travel once, with the last one."""
+        """Around forward and backward of a micro-batch: gradients are communicated once, with the last one."""
         if self.sharded:
-            self._whole.set_requires_gradient_sync(last)  # type: ignore[operator]
+            self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
             yield
         elif isinstance(self._wrapped, DistributedDataParallel) and not last:
             with self._wrapped.no_sync():
@@ -78,41 +78,63 @@ class ParallelModel:
         else:
             yield
 
-    @property
-    def mean_of(self) -> int:
-        """Both wrappers take the mean over processes: what a loss is multiplied by to get the sum."""
-        return self.world.size
-
-    def close(self) -> None:
-        """Before the processes part. DDP must not be the last to let go of their group: it would wait for the group's
-        threads while it holds the interpreter's lock, which they may be waiting for."""
-        self._wrapped = self._whole
+    @contextmanager
+    def full_weights(self) -> Iterator[None]:
+        """Inside, `model` can be called directly, without gradients, whether it is sharded or not. All processes
+        enter together and make the same calls."""
+        with torch.no_grad():
+            if self.sharded:
+                self.module.gather()
+            try:
+                yield
+            finally:
+                if self.sharded:
+                    self.module.reshard()  # type: ignore[operator]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those that learn."""
+        """Those that are trained."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
-    def gradient_norm(self) -> Tensor:
-        """Of all gradients together, over all parts."""
+    def grad_norm(self) -> Tensor:
+        """The norm of all gradients together, over all shards; a scalar on the device."""
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     @torch.no_grad()
-    def scale_gradients(self, factor: float) -> None:
-        torch._foreach_mul_([local(p.grad) for p in self.parameters() if p.grad is not None], factor)
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Multiply all gradients by a scalar on the device."""
+        gradients = [local(p.grad) for p in self.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
 
-    def whole_weights(self) -> dict[str, Tensor]:
-        """Every parameter put together, in main memory on the first process; the others help and get nothing."""
+    def gathered_weights(self) -> dict[str, Tensor]:
+        """Every parameter, unsharded, in main memory on the first process; the others take part and get nothing."""
         weights = {}
         for name, parameter in self.model.named_parameters():
             weight = parameter.detach()
             weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
-            if self.world.first:
+            if self.context.first:
                 weights[name] = weight.cpu()
         return weights
 
+    def close(self) -> None:
+        """Release DDP before the process group is destroyed: DDP must not be the last owner of the group, since it
+        would hold the GIL while it waits for the group's threads, which may need it."""
+        self._wrapped = self.module
+
+
+def _shard(module: TrainingModule) -> None:
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for stack in module.model.modules():
+        if isinstance(stack, Stack):
+            for block in stack.blocks:
+                fully_shard(block)
+    fully_shard(module)
+    register_fsdp_forward_method(module, "gather")
+
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part."""
+    """This process's shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -13,8 +13,13 @@ from typing import NamedTuple
 import torch
 
 from adlm.anchors.rules import AnchorRule, NoToken, RandomFraction, RareInSequence
-from adlm.data.config import AnchoredProcess, Corpus, DataConfig, Prompts, Synthetic
+from adlm.data.anchored_process import AnchoredProcess
+from adlm.data.config import Corpus
+from adlm.data.prompts import Prompts
+from adlm.data.synthetic import Synthetic
+from adlm.data.table import DataConfig
 from adlm.data.tokenizer import load_tokenizer
+from adlm.distributed import bf16_is_fast
 from adlm.errors import ConfigError
 from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, training_work
 from adlm.models.language_model import LanguageModel
@@ -22,9 +27,7 @@ from adlm.models.network import Vocabulary
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
-from adlm.train.freeze import freeze
-from adlm.train.muon import MuonOptimizer
-from adlm.train.precision import bf16_is_fast
+from adlm.train.optimizers import MuonOptimizer
 from adlm.train.run import Run
 
 # Of what matrix products alone reach on the device. Between .3 and .7 was measured (docs/log.md): less for narrow
@@ -78,6 +81,7 @@ def known_vocabulary(data: DataConfig) -> Vocabulary:
         f"asked what a run with the tokenizer {name!r} will take",
         "the size of its vocabulary is not known here",
         f"name a file or folder with it, bpe:SIZE, or one of {', '.join(VOCABULARIES)}",
+        subject=name,
     )
 
 
@@ -148,12 +152,12 @@ class Summary(NamedTuple):
         return self.work * self.steps
 
 
-def summary(run: Run, *, vocabulary: Vocabulary | None = None, world: int = 1) -> Summary:
+def summary(run: Run, *, vocabulary: Vocabulary | None = None, world_size: int = 1) -> Summary:
     """Of a run; validation is not counted.
 
     Args:
         vocabulary: where the data is not known by name, its tokenizer's.
-        world: processes. A logits hand-over is made once for each micro-batch of each of them.
+        world_size: processes. A logits hand-over is made once for each micro-batch of each of them.
     """
     vocabulary = vocabulary or known_vocabulary(run.data)
     length = row_length(run.data)
@@ -167,20 +171,21 @@ def summary(run: Run, *, vocabulary: Vocabulary | None = None, world: int = 1) -
         scored=fraction.scored / fraction.computed,
         anchors=fraction.anchors / fraction.computed,
     )
-    again = world * _micro_batches(run, rows, world)[1] - 1
+    again = world_size * _micro_batches(run, rows, world_size)[1] - 1
     step += 3 * again * forward_work(run.network, vocabulary, length).once
     parameters = count_parameters(run.network, vocabulary)
     return Summary(vocabulary, parameters, length, rows, rows * length, step, run.train.steps)
 
 
-def _micro_batches(run: Run, rows: int, world: int) -> tuple[int, int]:
+def _micro_batches(run: Run, rows: int, world_size: int) -> tuple[int, int]:
     """Rows of a micro-batch, and how many of them a process computes in a step."""
-    mine, rest = divmod(rows, world)
+    mine, rest = divmod(rows, world_size)
     if rest or not mine:
         raise ConfigError(
-            f"asked for a step of {rows} rows on {world} processes",
+            f"asked for a step of {rows} rows on {world_size} processes",
             "it does not divide evenly",
-            f"set train.tokens_per_step to a multiple of {world} rows",
+            f"set train.tokens_per_step to a multiple of {world_size} rows",
+            subject="train.tokens_per_step",
         )
     micro = min(run.train.micro_batch_size, mine)
     return micro, -(-mine // micro)
@@ -190,11 +195,7 @@ def _micro_batches(run: Run, rows: int, world: int) -> tuple[int, int]:
 def _meta(run: Run, vocabulary: Vocabulary) -> LanguageModel:
     """The network with its adapters and frozen parts, without storage."""
     with torch.device("meta"):
-        model = run.network.build(vocabulary)
-        if run.adapters is not None:
-            run.adapters.apply(model)
-    freeze(model, run.train.freeze)
-    return model
+        return run.build_model(vocabulary)
 
 
 class MemoryEstimate(NamedTuple):
@@ -270,7 +271,7 @@ class RunPlan(NamedTuple):
     """
 
     summary: Summary
-    world: int
+    world_size: int
     parts: int
     device: str
     bf16: bool
@@ -282,7 +283,7 @@ class RunPlan(NamedTuple):
     @property
     def seconds(self) -> float:
         """Of a step: its work at `EFFICIENCY` of the speed. An estimate, good to a factor of two."""
-        return self.summary.work / self.world / (EFFICIENCY * self.speed)
+        return self.summary.work / self.world_size / (EFFICIENCY * self.speed)
 
     @property
     def all_seconds(self) -> float:
@@ -293,7 +294,7 @@ class RunPlan(NamedTuple):
 def plan(
     run: Run,
     *,
-    world: int = 1,
+    world_size: int = 1,
     device: torch.device | str = "cpu",
     vocabulary: Vocabulary | None = None,
     shard: bool = False,
@@ -304,13 +305,13 @@ def plan(
         vocabulary: where the data is not known by name, its tokenizer's.
         shard: weights, gradients and optimiser states are in parts on the processes.
     """
-    sums = summary(run, vocabulary=vocabulary, world=world)
-    micro_batch_size, micro_batches = _micro_batches(run, sums.rows, world)
+    sums = summary(run, vocabulary=vocabulary, world_size=world_size)
+    micro_batch_size, micro_batches = _micro_batches(run, sums.rows, world_size)
     bf16 = run.train.bf16 and bf16_is_fast(device)
-    parts = world if shard else 1
+    parts = world_size if shard else 1
     needed = memory(run, sums.vocabulary, rows=micro_batch_size, bf16=bf16, parts=parts)
     speed = matmul_speed(str(device), bf16)
-    return RunPlan(sums, world, parts, str(device), bf16, micro_batch_size, micro_batches, needed, speed)
+    return RunPlan(sums, world_size, parts, str(device), bf16, micro_batch_size, micro_batches, needed, speed)
 
 
 @cache

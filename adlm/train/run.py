@@ -1,39 +1,44 @@
 """A run as a value: everything that decides which weights come out, and nothing that does not.
 
-Where it writes, on how many processes it runs, who watches: those are arguments of `fit`. So the same run on one
-process or eight, stopped or not, is the same `Run`.
+Folder, device, callbacks and `FitOptions` are arguments of `fit`. So a run on one process or eight, interrupted or
+not, is the same `Run`.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
-from adlm.data.config import DataConfig
-from adlm.errors import ConfigError
-from adlm.models.network import NetworkConfig
+from adlm.data.table import DataConfig
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError, OutOfRange
+from adlm.models.language_model import LanguageModel
+from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.objective import Objective
 from adlm.train.init import Init, RandomInit
-from adlm.train.lora import Lora
+from adlm.train.lora import Lora, freeze
 from adlm.train.lr_schedules import LRSchedule, StableDecay
-from adlm.train.optimizer import Muon, OptimizerConfig
+from adlm.train.optimizers import Muon, OptimizerConfig
 
 
-def _at_least(least: int, **values: int) -> None:
+def _at_least(least: int, part: str, **values: int) -> None:
     for name, value in values.items():
         if value < least:
-            raise ConfigError(f"asked for {name}={value}", f"fewer than {least}", f"give {least} or more")
+            raise OutOfRange(f"{part}.{name}", value, f"at least {least}")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long and how.
+    """Length, batch size and optimization of a run.
 
     Args:
         tokens_per_step: over all processes: rows times their length.
-        micro_batch_size: rows that a process computes at a time; gradients are added up over as many as `tokens` takes.
+        micro_batch_size: rows that a process computes at a time; gradients accumulate until `tokens_per_step`.
+        grad_clip: largest gradient norm; inf clips nothing.
         ema_decay: decay of the averaged weights that are kept; 0 keeps the last ones.
-        bf16: matrix products in bfloat16 where the device is fast at it.
+        bf16: matrix products in bfloat16 if the device is fast at it.
         compile: torch.compile the blocks.
-        recompute: store one activation per block and compute the rest again: less memory, a third more work.
-        freeze: parts that do not learn: a stage (anchor, denoiser) or the beginning of parameters' names.
+        activation_checkpointing: store one activation per block and recompute the rest: less memory, a third more work.
+        freeze: parts that are not trained: a stage (anchor, denoiser) or a prefix of parameter names.
     """
 
     steps: int = 1000
@@ -50,18 +55,17 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(1, steps=self.steps, tokens_per_step=self.tokens_per_step, micro_batch_size=self.micro_batch_size)
+        _at_least(1, "train", steps=self.steps, tokens_per_step=self.tokens_per_step)
+        _at_least(1, "train", micro_batch_size=self.micro_batch_size)
         if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"asked for the seed {self.seed}", "below 0, or of more than 63 bits", "give 0 or more")
+            raise OutOfRange("train.seed", self.seed, "at least 0 and below 2^63")
         if not self.grad_clip > 0:
-            raise ConfigError(
-                f"asked to clip gradients at {self.grad_clip}", "not above 0", "use 1.0; inf clips nothing"
-            )
+            raise OutOfRange("train.grad_clip", self.grad_clip, "positive; inf clips nothing")
         if not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"asked for averaged weights with decay {self.ema_decay}", "not in [0, 1)", "0 is off")
+            raise OutOfRange("train.ema_decay", self.ema_decay, "in [0, 1); 0 is off")
 
     def rows(self, length: int) -> int:
-        """In a global step, of rows of `length` tokens."""
+        """Rows of `length` tokens in a global step."""
         rows, rest = divmod(self.tokens_per_step, length)
         if rest or not rows:
             near = max(1, round(self.tokens_per_step / length)) * length
@@ -69,20 +73,21 @@ class TrainConfig:
                 f"asked for {self.tokens_per_step:,} tokens per step",
                 f"rows have {length} tokens",
                 f"set train.tokens_per_step={near}",
+                subject="train.tokens_per_step",
             )
         return rows
 
 
 @dataclass(frozen=True)
 class ValidationConfig:
-    """How often the clean bound is taken on held-out text, and when to stop by it.
+    """How often the clean bound is measured on held-out text, and when to stop early.
 
     Args:
-        every: steps; 0: only at the end.
-        num_rows: of held-out text, the same ones each time; 0: all.
+        every: steps between validations; 0: only at the end.
+        num_rows: rows of held-out text, the same ones each time; 0: all.
         draws: noise levels per row.
         micro_batch_size: rows that a process computes at a time.
-        patience: stop after so many validations without a better bound; 0: never.
+        patience: stop after this many validations without a better bound; 0: never.
     """
 
     every: int = 500
@@ -92,20 +97,20 @@ class ValidationConfig:
     patience: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(0, every=self.every, num_rows=self.num_rows, patience=self.patience)
-        _at_least(1, draws=self.draws, micro_batch_size=self.micro_batch_size)
+        _at_least(0, "validation", every=self.every, num_rows=self.num_rows, patience=self.patience)
+        _at_least(1, "validation", draws=self.draws, micro_batch_size=self.micro_batch_size)
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often all that is needed to go on is written, and how many of the last ones are kept."""
+    """How often a checkpoint is written, and how many of the last ones are kept."""
 
     every: int = 500
     keep: int = 2
 
     def __post_init__(self) -> None:
-        _at_least(1, every=self.every)
-        _at_least(2, keep=self.keep)  # the newest may be the damaged one
+        _at_least(1, "checkpoint", every=self.every)
+        _at_least(2, "checkpoint", keep=self.keep)  # the newest may be the damaged one
 
 
 @dataclass(frozen=True)
@@ -126,3 +131,46 @@ class Run:
     init: Init = field(default_factory=RandomInit)
     adapters: Lora | None = None
     imports: tuple[str, ...] = ()
+
+    def build_model(self, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None) -> LanguageModel:
+        """The network with its adapters and frozen parts.
+
+        Args:
+            tokenizer: of the data; without it the initial weights of `init` are left out.
+        """
+        model = self.network.build(vocabulary)
+        if tokenizer is not None:
+            self.init.apply(model, tokenizer)
+        if self.adapters is not None:
+            self.adapters.apply(model)
+        freeze(model, self.train.freeze)
+        return model
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a run is carried out; nothing here changes the weights of a healthy run.
+
+    Args:
+        shard: with several processes: shard weights, gradients and optimizer states (FSDP2) instead of replicating
+            them (DDP).
+        resume: auto resumes from the newest complete checkpoint; never starts again and replaces what is there.
+        allow_change: resume although parts of the run have changed, if they may.
+        on_nonfinite: stop before a step whose loss or gradient is not finite, or skip it and count.
+        cache: where prepared data is kept; the user's cache by default.
+        workers: processes that read data ahead, per training process.
+    """
+
+    shard: bool = False
+    resume: Literal["auto", "never"] = "auto"
+    allow_change: bool = False
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    cache: Path | None = None
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("resume", ("auto", "never")), ("on_nonfinite", ("stop", "skip"))):
+            if getattr(self, name) not in known:
+                raise OutOfRange(name, getattr(self, name), " or ".join(known))
+        if self.workers < 0:
+            raise OutOfRange("workers", self.workers, "at least 0")

@@ -1,7 +1,7 @@
-"""Where a run can be watched: TensorBoard, Weights & Biases, Trackio.
+"""Trackers: callbacks that send the metrics of a run to TensorBoard, Weights & Biases or Trackio.
 
 Making a tracker imports its library, so that a missing one is named before anything is prepared. A run keeps its
-identity in `tracking.json` of its folder, so that one that is resumed goes on as the same run.
+identity in `tracking.json` of its folder, so that a resumed run continues as the same one.
 """
 
 import json
@@ -11,54 +11,53 @@ import uuid
 from abc import ABC, abstractmethod
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from adlm.config import to_json
 from adlm.data.shards import write_atomically
 from adlm.errors import TrainingError, UnknownName, optional_module
-from adlm.train.folder import writing
+from adlm.train.callbacks import Callback
 from adlm.train.metrics import StepMetrics, ValidationMetrics
+from adlm.train.run_folder import TRACKING, writing
 
-IDENTITY = "tracking.json"
+if TYPE_CHECKING:
+    from adlm.train.trainer import Trainer
 
 
-class Tracker(ABC):
-    """Told of every step and every validation between `open` and `close`."""
+class Tracker(Callback, ABC):
+    """Sends metrics somewhere between `open` and `close`."""
 
-    _last = 0  # step that an interrupted run had got to, where what was told cannot be taken back
+    _last = 0  # the step an interrupted run had reached, if what was sent cannot be taken back
 
-    @abstractmethod
-    def open(self, folder: Path, name: str, config: dict[str, Any], *, step: int = 0) -> None:
-        """Begin, or go on after `step`.
-
-        Args:
-            folder: of the run.
-            config: the run as plain JSON.
-        """
+    def open(self, trainer: "Trainer") -> None:
+        run = trainer.run_config
+        self.start(trainer.out, run.name, to_json(run), step=trainer.progress.step)
 
     @abstractmethod
-    def close(self) -> None: ...
+    def start(self, folder: Path, name: str, config: dict[str, Any], *, step: int = 0) -> None:
+        """Start, or resume after `step`, the run in `folder`; `config` is the run as JSON."""
 
     @abstractmethod
     def _log(self, values: dict[str, float], step: int) -> None:
-        """Finite numbers by name."""
+        """Send finite numbers by name."""
 
     @abstractmethod
     def _show(self, samples: tuple[str, ...], step: int) -> None:
-        """Texts of the model at this step."""
+        """Send texts of the model at this step."""
 
-    def report(self, report: StepMetrics) -> None:
-        if report.step <= self._last:
-            return  # taken again after an interruption, with the same result
-        values = {f"train/{name}": getattr(report, name) for name in ("loss", "bound", "gradient", "rate", "tokens")}
-        machine = {"machine/speed": report.speed, "machine/memory": report.memory}
-        self._log(_finite({**values, "train/skipped": report.skipped, **machine}), report.step)
+    def on_step(self, metrics: StepMetrics) -> None:
+        if metrics.step <= self._last:
+            return  # repeated after an interruption, with the same result
+        values = {f"train/{name}": getattr(metrics, name) for name in ("loss", "bound", "grad_norm", "lr", "tokens")}
+        machine = {"machine/speed": metrics.speed, "machine/memory": metrics.memory}
+        self._log(_finite({**values, "train/skipped": metrics.skipped, **machine}), metrics.step)
 
-    def validated(self, validated: ValidationMetrics) -> None:
-        nats, perplexity = validated.nats, validated.perplexity
-        values = {"nats": nats.mean, "error": nats.error, "perplexity": perplexity}
-        self._log(_finite({f"validation/{name}": value for name, value in values.items()}), validated.step)
-        if validated.samples:
-            self._show(validated.samples, validated.step)
+    def on_validation(self, metrics: ValidationMetrics) -> None:
+        nats = metrics.nats
+        values = {"nats": nats.mean, "error": nats.error, "perplexity": metrics.perplexity}
+        self._log(_finite({f"validation/{name}": value for name, value in values.items()}), metrics.step)
+        if metrics.samples:
+            self._show(metrics.samples, metrics.step)
 
 
 class TensorBoard(Tracker):
@@ -67,12 +66,12 @@ class TensorBoard(Tracker):
     def __init__(self) -> None:
         optional_module("tensorboard", extra="track", purpose="tracking a run with TensorBoard")
 
-    def open(self, folder: Path, name: str, config: dict[str, Any], *, step: int = 0) -> None:
+    def start(self, folder: Path, name: str, config: dict[str, Any], *, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writing = partial(writing, str(folder / "tensorboard"))
+        self._writing = partial(writing, str(folder / "tensorboard"), folder / "tensorboard")
         with self._writing():
-            # Steps that an interrupted run had got to and that are taken again are hidden.
+            # Steps that an interrupted run had reached and that are repeated are hidden.
             self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1, flush_secs=30)
             if not step:
                 self._writer.add_text("config", _code(json.dumps({"name": name, **config}, indent=2)), 0)
@@ -97,7 +96,7 @@ class Wandb(Tracker):
     def __init__(self) -> None:
         self._wandb: Any = optional_module("wandb", extra="wandb", purpose="tracking a run with Weights & Biases")
 
-    def open(self, folder: Path, name: str, config: dict[str, Any], *, step: int = 0) -> None:
+    def start(self, folder: Path, name: str, config: dict[str, Any], *, step: int = 0) -> None:
         project = None if os.environ.get("WANDB_PROJECT") else "adlm"
         try:
             self._run = self._wandb.init(
@@ -105,8 +104,9 @@ class Wandb(Tracker):
             )
         except self._wandb.Error as error:
             fix = "run `wandb login`, or set WANDB_MODE=offline and upload later with `wandb sync`"
-            raise TrainingError(f"asked to track {name!r} with Weights & Biases", str(error), fix) from error
-        # An axis of our own: on theirs, a validation that was interrupted could not be told later.
+            asked = f"asked to track {name!r} with Weights & Biases"
+            raise TrainingError(asked, str(error), fix, subject="wandb") from error
+        # An axis of our own: on theirs, a validation that was interrupted could not be logged later.
         self._run.define_metric("*", step_metric="step")
         self._run.define_metric("validation/nats", step_metric="step", summary="min")
         self._last = self._run.summary.get("step", 0)
@@ -128,11 +128,11 @@ class Trackio(Tracker):
     def __init__(self) -> None:
         self._trackio: Any = optional_module("trackio", extra="trackio", purpose="tracking a run with Trackio")
 
-    def open(self, folder: Path, name: str, config: dict[str, Any], *, step: int = 0) -> None:
-        # It goes on with the run of the same name, so two folders must not share one.
+    def start(self, folder: Path, name: str, config: dict[str, Any], *, step: int = 0) -> None:
+        # It resumes the run of the same name, so two folders must not share one.
         unique = f"{name}-{_identity(folder)[:6]}"
         self._run = self._trackio.init(project="adlm", name=unique, config=config, resume="allow", embed=False)
-        # No public name tells how far a run is. Without this one, steps that are taken again are there twice.
+        # No public name tells how far a run is. Without this one, repeated steps would be logged twice.
         self._last = getattr(self._run, "_next_step", 0) - 1
 
     def _log(self, values: dict[str, Any], step: int) -> None:
@@ -156,15 +156,16 @@ def tracker(name: str) -> Tracker:
 
 
 def _identity(folder: Path) -> str:
-    """Of the run in this folder: made once, and found again when it is resumed."""
-    path = folder / IDENTITY
+    """The id of the run in this folder: made once, and read again when it is resumed."""
+    path = folder / TRACKING
     if not path.exists():
         write_atomically(path, json.dumps({"id": uuid.uuid4().hex[:12]}) + "\n")
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["id"])
     except (ValueError, KeyError, TypeError) as error:
         fix = "delete it: the run is then tracked as a new one"
-        raise TrainingError(f"asked to go on tracking the run in {folder}", f"no id in {path}", fix) from error
+        asked = f"asked to resume tracking the run in {folder}"
+        raise TrainingError(asked, f"no id in {path}", fix, subject=str(path)) from error
 
 
 def _finite(values: dict[str, float]) -> dict[str, float]:

@@ -13,10 +13,10 @@ import torch
 import tyro
 from rich.table import Table
 
-from adlm.cli.progress import TrainingBar, bar, console
+from adlm.cli.progress import BarMessages, TrainingBar, bar, console
 from adlm.config import with_changes
 from adlm.errors import OutOfRange, TrainingError
-from adlm.train.trainer import Callbacks
+from adlm.train.callbacks import Callback
 from adlm_studies.experiments.named import STUDIES, find_study
 from adlm_studies.experiments.output import plan_study, write_study
 from adlm_studies.experiments.study import REPORT, StepOutcome, Study, StudyStep, run_study
@@ -104,11 +104,11 @@ def _worker(words: list[str], root: Path, number: int) -> Iterator[subprocess.Po
 
 
 @contextmanager
-def step_progress(step: StudyStep, finished: int, count: int) -> Iterator[Callbacks]:
+def step_progress(step: StudyStep, finished: int, count: int) -> Iterator[Callback]:
     """A progress bar while a step runs."""
     total = step.work.run.train.steps if isinstance(step.work, TrainAndScore) else None
     with bar(f"{finished + 1}/{count} {step.name}", total) as view:
-        yield Callbacks(TrainingBar(view, total) if total else None, view.print)
+        yield TrainingBar(view) if total else BarMessages(view)
         view.note = "done"
 
 

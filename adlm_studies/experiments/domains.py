@@ -68,7 +68,7 @@ class TrainSharedTokenizer(StudyWork):
 
     def execute(self, context: StepContext) -> dict[str, Any]:
         for line in self.left_out:
-            context.log(f"left out: {line}")
+            context.callback.log(f"left out: {line}")
         tokenizer = train_bpe(chain.from_iterable(map(self._beginning, self.domains)), self.size)
         shutil.rmtree(context.folder, ignore_errors=True)
         tokenizer.save(context.folder)

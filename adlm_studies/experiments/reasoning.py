@@ -9,9 +9,9 @@ from adlm.errors import DataError, UnknownName
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel
+from adlm.train.callbacks import Callback
 from adlm.train.init import Finetune, RandomInit
 from adlm.train.lr_schedules import StableDecay
-from adlm.train.trainer import Callbacks
 from adlm_studies.experiments.solved import METHODS, cost_chart, in_words, one_problem, size_chart, solved_table
 from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork
 from adlm_studies.experiments.tables import select
@@ -228,17 +228,13 @@ def _at_hand(scale: str) -> list[str]:
     return [name for name, budget in _BUDGETS[scale].items() if is_here(make_task(budget.task or name, None))]
 
 
-def _callbacks(context: StepContext) -> Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]:
+def _callbacks(context: StepContext) -> Callable[[CurriculumStage, int, int], AbstractContextManager[Callback]]:
     @contextmanager
-    def callbacks(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
-        context.log(f"stage {number + 1} of {count}: {stage.run.train.steps:,} steps")
-        yield Callbacks(context.on_step, _silent)
+    def callbacks(stage: CurriculumStage, number: int, count: int) -> Iterator[Callback]:
+        context.callback.log(f"stage {number + 1} of {count}: {stage.run.train.steps:,} steps")
+        yield Callback()
 
     return callbacks
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -27,12 +27,11 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.train.fit import fit
-from adlm.train.folder import same_run
 from adlm.train.lr_schedules import StableDecay
-from adlm.train.optimizer import Muon
+from adlm.train.optimizers import Muon
 from adlm.train.plan import summary
-from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import BEST
+from adlm.train.run import CheckpointConfig, FitOptions, Run, TrainConfig, ValidationConfig
+from adlm.train.run_folder import BEST, same_run
 from adlm_studies.experiments.counting import ANCHORED, ANY_ORDER, CHAIN, anchored_excess, chain_excess
 from adlm_studies.experiments.rows_needed import curves_of, lead, sections
 from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, StudyWork, check_names
@@ -101,9 +100,8 @@ class TrainOnProcess(StudyWork):
                 "use an AnchoredProcess",
                 subject="data",
             )
-        same = same_run(context.folder, run)
-        resume: Literal["auto", "never"] = "auto" if same else "never"
-        fitted = fit(run, context.folder, resume=resume, watch=context.on_step, say=context.log, curves=False)
+        options = FitOptions(resume="auto" if same_run(context.folder, run) else "never")
+        fitted = fit(run, context.folder, options=options, callbacks=[context.callback])
         model, *_ = load_model(context.folder / BEST)
         law, test = process.exact(), process.rows("test")
         nats = perplexity(model, test, draws=self.draws, batch=256).nats_per_row.mean

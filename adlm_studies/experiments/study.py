@@ -24,7 +24,7 @@ from adlm.config import to_json
 from adlm.data.shards import write_atomically
 from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
 from adlm.evaluate.result import versions
-from adlm.train.trainer import Callbacks, ProgressCallback
+from adlm.train.callbacks import Callback, PrintMessages
 from adlm_studies.experiments.compat import current
 from adlm_studies.report.sections import ReportPage
 
@@ -53,15 +53,13 @@ class StepContext(NamedTuple):
         root: the folder of the study.
         name: of the step.
         cache: of prepared data.
-        on_step: called with the progress of training.
-        log: called with messages for the user.
+        callback: called with the progress of training and with messages for the user.
     """
 
     root: Path
     name: str
     cache: Path
-    on_step: ProgressCallback | None = None
-    log: Callable[[str], None] = print
+    callback: Callback = PrintMessages()
 
     @property
     def folder(self) -> Path:
@@ -128,12 +126,12 @@ class Study(ABC):
 
 
 # (step, number of finished steps, number of all steps) -> the callbacks while the step runs.
-StepCallbacks = Callable[[StudyStep, int, int], AbstractContextManager[Callbacks]]
+StepCallbacks = Callable[[StudyStep, int, int], AbstractContextManager[Callback]]
 
 
 @contextmanager
-def _no_callbacks(step: StudyStep, finished: int, count: int) -> Iterator[Callbacks]:
-    yield Callbacks()
+def _no_callbacks(step: StudyStep, finished: int, count: int) -> Iterator[Callback]:
+    yield PrintMessages()
 
 
 def check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
@@ -163,8 +161,8 @@ def run_study(
         step, release = claimed
         try:
             if stored_result(root, step.name, described[step.name]) is None:
-                with callbacks(step, len(finished), len(steps)) as (on_step, log):
-                    context = StepContext(root, step.name, cache or root / "data", on_step, log)
+                with callbacks(step, len(finished), len(steps)) as callback:
+                    context = StepContext(root, step.name, cache or root / "data", callback)
                     _clear_other(context, described[step.name])
                     _store(root, step.name, described[step.name], step.work.execute(context))
         finally:

@@ -28,11 +28,9 @@ from adlm.samplers.left_to_right import LeftToRight
 from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import Sample
 from adlm.text_model import TextModel
-from adlm.train.ema import Ema
-from adlm.train.parallel import ParallelModel
 from adlm.train.plan import summary
 from adlm.train.run import Run
-from adlm.train.step import TrainStep
+from adlm.train.trainer import Trainer
 from adlm.types import Batch
 from adlm_studies.experiments.study import StepContext, StudyWork
 from adlm_studies.experiments.tensor_memory import peak_bytes
@@ -86,11 +84,16 @@ class TimeTraining(StudyWork):
         rows = first.train.rows(data.train.length)
         loader = LoaderConfig(rows, first.train.seed).build(data.train)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            steppers = {name: stepper(run, vocabulary, rows, device) for name, run in self.runs.items()}
-            losses = {name: step(loader.batch(0), 0).loss for name, step in steppers.items()}  # and a round to warm up
-            bytes_ = {name: peak_bytes(_Taken(step, loader.batch(1))) for name, step in steppers.items()}
-            work = {name: _Taken(step, loader.batch(2)) for name, step in steppers.items()}
-            seconds = in_turn(work, self.rounds, device)
+            here = DistributedContext(device=device)
+            trainers = {name: Trainer(run, data, context.folder / name, here) for name, run in self.runs.items()}
+            # The first step warms up; those that are timed are step 1 again and again.
+            losses = {name: trainer.train_step(loader.batch(0)).loss for name, trainer in trainers.items()}
+            for trainer in trainers.values():
+                trainer.progress.step = 1
+            bytes_ = {name: peak_bytes(_Step(trainer, loader.batch(1))) for name, trainer in trainers.items()}
+            seconds = in_turn(
+                {name: _Step(trainer, loader.batch(2)) for name, trainer in trainers.items()}, self.rounds, device
+            )
         return {
             "threads": torch.get_num_threads(),
             "device": device.type,
@@ -108,26 +111,14 @@ class TimeTraining(StudyWork):
         }
 
 
-class _Taken:
+class _Step:
     """A step of a run on a batch."""
 
-    def __init__(self, step: TrainStep, batch: Batch) -> None:
-        self.step, self.batch = step, batch
+    def __init__(self, trainer: Trainer, batch: Batch) -> None:
+        self.trainer, self.batch = trainer, batch
 
     def __call__(self, number: int = 0) -> object:
-        return self.step(self.batch, 1)
-
-
-def stepper(run: Run, vocabulary: Vocabulary, rows: int, device: torch.device) -> TrainStep:
-    """What takes a run's steps, with its first weights."""
-    torch.manual_seed(Noise(run.train.seed).fork("init").seed % 2**63)
-    model = run.network.build(vocabulary).to(device).train()
-    model.checkpoint_activations(run.train.activation_checkpointing)
-    if run.train.compile:
-        model.compile_blocks()
-    ema = Ema(model, run.train.ema_decay) if run.train.ema_decay else None
-    spread = ParallelModel(model, DistributedContext(device=device))
-    return TrainStep(spread, run.objective, run.train.optimizer.build(model), ema, run.train, rows)
+        return self.trainer.train_step(self.batch)
 
 
 def step_work(run: Run, vocabulary: Vocabulary) -> int:

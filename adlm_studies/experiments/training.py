@@ -18,10 +18,10 @@ from adlm.evaluate.perplexity import Perplexity, perplexity
 from adlm.models.language_model import LanguageModel
 from adlm.text_model import TextModel
 from adlm.train.fit import fit
-from adlm.train.folder import same_run
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
-from adlm.train.run import Run
+from adlm.train.run import FitOptions, Run
+from adlm.train.run_folder import same_run
 from adlm_studies.experiments.study import StepContext, StudyWork
 
 _HELD_OUT = ("test", "valid")
@@ -52,16 +52,8 @@ class TrainAndScore(StudyWork):
             )
         for source in (corpus.source, *self.others):
             _held_out(replace(corpus, source=source))  # refuses before anything is trained
-        same = same_run(context.folder, run)
-        fitted = fit(
-            run,
-            context.folder,
-            resume="auto" if same else "never",
-            cache=context.cache,
-            watch=context.on_step,
-            say=context.log,
-            curves=False,
-        )
+        options = FitOptions(resume="auto" if same_run(context.folder, run) else "never", cache=context.cache)
+        fitted = fit(run, context.folder, options=options, callbacks=[context.callback])
         tables = {corpus.source: held_out(corpus, fitted.tokenizer, context.cache)}
         for source in self.others:
             tables[source] = held_out(replace(corpus, source=source), fitted.tokenizer, context.cache)

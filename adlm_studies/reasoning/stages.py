@@ -28,13 +28,14 @@ from adlm.models.transformers_causal import TransformersCausalConfig, architectu
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
+from adlm.train.callbacks import Callback, PrintMessages
+from adlm.train.curves import DrawCurves
 from adlm.train.fit import fit
-from adlm.train.folder import same_run
 from adlm.train.init import Finetune, Init, Pretrained, RandomInit
 from adlm.train.lr_schedules import Constant, StableDecay
-from adlm.train.optimizer import AdamW, Muon
+from adlm.train.optimizers import AdamW, Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import BEST, Callbacks
+from adlm.train.run_folder import BEST, same_run
 from adlm_studies.reasoning.data import WORDS, ReasoningData, ReasoningTable, task_tokenizer, unknown_fraction
 from adlm_studies.reasoning.diffusion import DiffusionReasoningData
 from adlm_studies.reasoning.methods import Anchored, Chain, Coconut, Implicit, Pause, ReasoningMethod, find_method
@@ -309,12 +310,12 @@ def _is_of_transformers(folder: Path) -> bool:
 
 
 # (stage, its number, number of stages) -> the callbacks while the stage is trained.
-StageCallbacks = Callable[[CurriculumStage, int, int], AbstractContextManager[Callbacks]]
+StageCallbacks = Callable[[CurriculumStage, int, int], AbstractContextManager[Callback]]
 
 
 @contextmanager
-def _no_callbacks(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
-    yield Callbacks()
+def _no_callbacks(stage: CurriculumStage, number: int, count: int) -> Iterator[Callback]:
+    yield PrintMessages()
 
 
 def train_in_stages(
@@ -334,6 +335,7 @@ def train_in_stages(
     for number, stage in enumerate(stages):
         if stage.finished:
             continue
-        with callbacks(stage, number, len(stages)) as (watch, say):
-            fit(stage.run, stage.folder, device=device, watch=watch, say=say, curves=curves and stage is stages[-1])
+        with callbacks(stage, number, len(stages)) as callback:
+            drawn = [DrawCurves()] if curves and stage is stages[-1] else []
+            fit(stage.run, stage.folder, device=device, callbacks=[callback, *drawn])
     return stages[-1].folder

@@ -13,9 +13,9 @@ from adlm.errors import AdlmError, ConfigError, OutOfRange
 from adlm.models.costs import count_parameters
 from adlm.models.io import WEIGHTS, ModelConfig, read_config
 from adlm.text_model import load
-from adlm.train.folder import differences, read_run, stored_run
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
+from adlm.train.run_folder import differences, read_run, stored_run
 from adlm_studies.report.recording import record_generation
 from adlm_studies.report.sections import Cell, Chart, Code, Interval, ReportPage, ReportTable, Section, Series, Texts
 

@@ -25,8 +25,8 @@ from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.randomness import Noise
 from adlm.train.fit import fit
-from adlm.train.optimizer import Muon
-from adlm.train.run import Run, TrainConfig
+from adlm.train.optimizers import Muon
+from adlm.train.run import FitOptions, Run, TrainConfig
 from adlm.types import Batch
 from benchmarks._record import record
 
@@ -53,7 +53,8 @@ def main() -> None:
     table = []
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "data"
-        model = fit(Run("anchors", data, network, Anelbo(), train), Path(folder) / "run", cache=cache).model
+        run, options = Run("anchors", data, network, Anelbo(), train), FitOptions(cache=cache)
+        model = fit(run, Path(folder) / "run", options=options).model
         loader = LoaderConfig(ROWS).build(data.prepare(cache=cache).train)
         model.train()
         batches = [loader.batch(steps + i) for i in range(BATCHES + 1)]

@@ -35,7 +35,7 @@ from adlm.recipes.matched import same_cost, same_parameters
 from adlm.train.fit import fit
 from adlm.train.lr_schedules import Constant
 from adlm.train.metrics import read_metrics
-from adlm.train.optimizer import AdamW
+from adlm.train.optimizers import AdamW
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 from benchmarks._record import record
 
@@ -81,7 +81,7 @@ def bare(run: Run, model: nn.Module, loader, optimizer, first: int) -> list[floa
 
 def trainer(run: Run, folder: Path) -> list[float]:
     """Seconds of each step but the first, by the trainer's own record."""
-    fit(run, folder, device="cpu", say=lambda text: None)
+    fit(run, folder, device="cpu", callbacks=[])
     times = [line["machine"]["seconds"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
     return [after - before for before, after in pairwise(times)]
 
@@ -129,7 +129,7 @@ def peak(name: str) -> float:
     run = run_of(name, 3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder:
-        fit(run, folder, device="cpu", say=lambda text: None)
+        fit(run, folder, device="cpu", callbacks=[])
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from adlm.anchors import ContentWords, RareInSequence
 from adlm.cli import live
-from adlm.cli.live import LiveView, anchor_rule, harmless
+from adlm.cli.live import LiveView
 from adlm.config import to_json
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_bpe, train_words
@@ -22,6 +22,7 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.nelbo import Anelbo
+from adlm.pieces import anchor_rule, harmless
 from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 

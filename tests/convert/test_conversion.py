@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from adlm.config import to_json
-from adlm.convert.contents import METADATA
 from adlm.convert.conversion import write_safetensors
 from adlm.convert.description import Options
 from adlm.convert.from_official import from_official
-from adlm.convert.official import BUFFER, key_map, to_official
+from adlm.convert.official import BUFFER, METADATA, key_map, to_official
 from adlm.convert.pickle_data import Name, read_pickle
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import Roles, characters

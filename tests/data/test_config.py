@@ -10,11 +10,15 @@ import pytest
 
 import adlm.data.prepare as preparing
 from adlm.config import from_json, to_json, with_changes
+from adlm.data.anchored_process import AnchoredProcess
 from adlm.data.catalog import open_source
-from adlm.data.config import AnchoredProcess, Corpus, DataConfig, Prompts, Synthetic
+from adlm.data.config import Corpus
 from adlm.data.documents import Lines, Separator
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.prepare import prepare, tokenizer_for
+from adlm.data.prompts import Prompts
+from adlm.data.synthetic import Synthetic
+from adlm.data.table import DataConfig
 from adlm.errors import ConfigError, DamagedData, DataError, UnknownName
 
 

@@ -52,7 +52,7 @@ def test_without_shuffling_rows_come_in_their_order(shards):
 def test_ranks_share_the_batches_of_one(shards):
     config = LoaderConfig(10, seed=1)
     whole = take(config.build(shards), 12)
-    parts = [take(config.build(shards, rank=rank, world=2), 12) for rank in range(2)]
+    parts = [take(config.build(shards, rank=rank, world_size=2), 12) for rank in range(2)]
     for step, batch in enumerate(whole):
         for name in ("tokens", "valid", "index", "draw"):
             joined = torch.cat([getattr(part[step], name) for part in parts])
@@ -116,6 +116,6 @@ def test_a_changed_setting_does_not_resume(shards):
 
 def test_impossible_batches_are_refused(shards):
     with pytest.raises(ConfigError, match="multiple of 2"):
-        LoaderConfig(5).build(shards, world=2)
+        LoaderConfig(5).build(shards, world_size=2)
     with pytest.raises(DataError, match=f"from {shards.folder.name}\n.*the data has 103 rows"):
         LoaderConfig(104).build(shards)

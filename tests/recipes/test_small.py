@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from adlm.data.config import Synthetic
 from adlm.data.loader import read_rows
+from adlm.data.synthetic import Synthetic
 from adlm.models.network import Vocabulary
 from adlm.randomness import Noise
 from adlm.recipes.named import FAMILIES, recipe

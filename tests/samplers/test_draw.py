@@ -3,12 +3,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from adlm.samplers.sample_id import draw, inverse_cdf, race
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adlm.randomness import Noise
 from adlm.samplers import draw as module
+from adlm.samplers.draw import draw, inverse_cdf, race
 from tests.samplers.processes import assert_drawn_from
 
 

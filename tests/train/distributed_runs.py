@@ -19,10 +19,11 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
+from adlm.train.callbacks import Callback
 from adlm.train.fit import fit
-from adlm.train.optimizer import AdamW, Muon
-from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import TrainResult
+from adlm.train.optimizers import AdamW, Muon
+from adlm.train.run import CheckpointConfig, FitOptions, Run, TrainConfig, ValidationConfig
+from adlm.train.trainer import Trainer, TrainResult
 from adlm.types import Batch, LossTerms
 
 STACK = StackConfig(width=32, heads=2, layers=2, dropout=0.1, condition=16)
@@ -64,15 +65,17 @@ RUNS = {
 }
 
 
-def sample(model: LanguageModel, config, tokenizer, step: int) -> list[str]:
-    """Something that takes several passes, and says what came out."""
-    tokens = torch.arange(4)[None] % config.vocabulary.size
-    with model.inference_weights():
-        return [f"{model.logits(model.features(tokens).final[0]).max().item():.5f}" for _ in range(2)]
+class Largest(Callback):
+    """Something that takes several passes: the largest logit."""
+
+    def samples(self, trainer: Trainer) -> list[str]:
+        model, tokens = trainer.model, torch.arange(4)[None] % trainer.config.vocabulary.size
+        with model.inference_weights():
+            return [f"{model.logits(model.features(tokens).final[0]).max().item():.5f}" for _ in range(2)]
 
 
 def trained(name: str, folder: Path, *, shard: bool = False) -> TrainResult:
-    return fit(RUNS[name], folder, device="cpu", shard=shard, sample=sample, say=lambda text: None)
+    return fit(RUNS[name], folder, device="cpu", options=FitOptions(shard=shard), callbacks=[Largest()])
 
 
 if __name__ == "__main__":

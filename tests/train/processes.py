@@ -28,12 +28,12 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.randomness import Noise
-from adlm.train.fit import CHECKPOINTS, fit
-from adlm.train.folder import read_run
+from adlm.train.callbacks import Callback, PrintMessages
+from adlm.train.fit import fit
 from adlm.train.metrics import METRICS, StepMetrics, ValidationMetrics, read_metrics
-from adlm.train.optimizer import Muon
-from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
-from adlm.train.trainer import BEST
+from adlm.train.optimizers import Muon
+from adlm.train.run import CheckpointConfig, FitOptions, Run, TrainConfig, ValidationConfig
+from adlm.train.run_folder import BEST, CHECKPOINTS, read_run
 from adlm.types import Batch, LossTerms
 
 PATIENCE = 120.0  # seconds, before something that never comes is given up
@@ -225,27 +225,37 @@ def same(one: Path, other: Path) -> dict[str, bool]:
 ALL_THE_SAME = {"weights": True, "best": True, "metrics": True}
 
 
+class Messages(Callback):
+    """Collects the messages of a run."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, message: str) -> None:
+        self.lines.append(message)
+
+
 @dataclass(frozen=True)
-class At:
-    """Watches a run, and acts after a step or a validation."""
+class At(Callback):
+    """Acts after a step or a validation."""
 
     step: int
     act: Callable[[], None]
     after_validation: bool = False
 
-    def __call__(self, report: StepMetrics) -> None:
-        if report.step == self.step and not self.after_validation:
+    def on_step(self, metrics: StepMetrics) -> None:
+        if metrics.step == self.step and not self.after_validation:
             self.act()
 
-    def validated(self, validated: ValidationMetrics) -> None:
-        if validated.step == self.step and self.after_validation:
+    def on_validation(self, metrics: ValidationMetrics) -> None:
+        if metrics.step == self.step and self.after_validation:
             self.act()
 
 
 def main(file: str, out: str, step: str, *options: str) -> None:
     # Told after a step, a run stops after the next.
     told = At(int(step) - 1, lambda: signal.raise_signal(signal.SIGTERM))
-    fit(read_run(Path(file)), out, shard="--shard" in options, watch=told)
+    fit(read_run(Path(file)), out, options=FitOptions(shard="--shard" in options), callbacks=[PrintMessages(), told])
 
 
 if __name__ == "__main__":

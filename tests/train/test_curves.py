@@ -13,6 +13,7 @@ from adlm.train import curves
 from adlm.train.curves import CURVES, draw_curves
 from adlm.train.metrics import METRICS, MetricsFile, StepMetrics, ValidationMetrics
 from adlm.types import Estimate
+from tests.errors import raises
 
 
 def report(step: int, **changes) -> StepMetrics:
@@ -29,7 +30,7 @@ def record(folder: Path, *told: StepMetrics | ValidationMetrics) -> Path:
     folder.mkdir(exist_ok=True)
     with MetricsFile(folder / METRICS) as metrics:
         for each in told:
-            metrics.report(each) if isinstance(each, StepMetrics) else metrics.validated(each)
+            metrics.on_step(each) if isinstance(each, StepMetrics) else metrics.on_validation(each)
     return folder
 
 
@@ -54,10 +55,10 @@ RUNS = {
     "a bound of nothing": [report(step, bound=math.nan) for step in range(1, 40)],
     "a few steps": [report(step) for step in range(1, 4)] + [validated(3, 5.0, best=True)],
     "nothing finite": [
-        report(1, loss=math.nan, bound=math.nan, gradient=math.inf, tokens=0, skipped=1),
+        report(1, loss=math.nan, bound=math.nan, grad_norm=math.inf, tokens=0, skipped=1),
         validated(1, math.nan, error=math.nan),
     ],
-    "diverged": [report(step, loss=1.5**step, gradient=0.0) for step in range(1, 200)]
+    "diverged": [report(step, loss=1.5**step, grad_norm=0.0) for step in range(1, 200)]
     + [validated(199, 1e30, error=math.inf, best=True)],
     "in a bend": [report(step) for step in range(1, 300)]
     + [validated(300, 3.1, best=True), validated(301, 3.05, best=True), validated(302, 3.2)],
@@ -75,13 +76,13 @@ def test_every_run_has_a_picture(tmp_path, name):
 
 def test_a_run_without_a_step_has_no_picture(tmp_path):
     assert draw_curves(record(tmp_path / "run")) is None
-    with pytest.raises(DataError, match="no such file"):
+    with raises(DataError, subject=str(tmp_path / METRICS)):
         draw_curves(tmp_path)
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"adlm\[plot\]"):
+    with raises(MissingExtra, subject="plot"):
         draw_curves(record(tmp_path / "run", report(1)))
 
 
@@ -96,7 +97,7 @@ def test_drawing_leaves_matplotlib_as_it_was(tmp_path):
 
 
 def test_the_panels_show_what_was_recorded(tmp_path, figures):
-    told = [report(step, rate=1e-3 * step) for step in range(1, 201)]
+    told = [report(step, lr=1e-3 * step) for step in range(1, 201)]
     folder = record(
         tmp_path / "run", *told, validated(200, 3.2, best=True), validated(201, 3.0, best=True), validated(202, 3.1)
     )
@@ -106,7 +107,7 @@ def test_the_panels_show_what_was_recorded(tmp_path, figures):
     assert figure.get_suptitle() == "a run of $5_"
     raw = training.lines[0]
     np.testing.assert_allclose(raw.get_ydata(), [each.loss for each in told])
-    np.testing.assert_allclose(rate.lines[0].get_ydata(), [each.rate for each in told])
+    np.testing.assert_allclose(rate.lines[0].get_ydata(), [each.lr for each in told])
     np.testing.assert_allclose(gradient.lines[0].get_ydata(), 1.0)
     assert "loss: 3." in texts(training)
     assert "clean bound: 3." in texts(training)
@@ -135,12 +136,12 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes_and_validations(tmp_path, mo
     monkeypatch.setattr(curves, "_BINS", 20)
     told = []
     for step in range(1, 996):
-        told.append(report(step, gradient=50.0 if step == 333 else 1.0))
+        told.append(report(step, grad_norm=50.0 if step == 333 else 1.0))
         if step % 5 == 0:
             told.append(validated(step, 3.0))
     found, validations = curves._read(record(tmp_path / "run", *told) / METRICS)
     assert 10 <= len(found["step"].mean) <= 20
-    assert found["gradient"].high.max() == 50.0
+    assert found["grad_norm"].high.max() == 50.0
     assert found["step"].high[-1] == 995
     assert len(validations) == 199
 
@@ -170,7 +171,7 @@ def test_a_full_disk_leaves_the_last_picture(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-        with pytest.raises(TrainingError, match=CURVES):
+        with raises(TrainingError, subject=str(folder / CURVES)):
             draw_curves(folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

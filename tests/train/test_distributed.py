@@ -72,7 +72,7 @@ def test_two_processes_have_the_losses_and_bounds_of_one(folder, case):
         if "loss" in ours:
             assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-6)
             assert theirs["bound"] == pytest.approx(ours["bound"], abs=1e-6)
-            assert theirs["gradient"] == pytest.approx(ours["gradient"], rel=1e-4)
+            assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
         else:
             mine, other = ours["validation"], theirs["validation"]
             assert other["nats"]["mean"] == pytest.approx(mine["nats"]["mean"], abs=1e-6)

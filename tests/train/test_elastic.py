@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,18 +31,6 @@ from tests.train.processes import (
 LONGER = larger(steps=30, width=64)
 
 
-def silent(text: str) -> None:
-    pass
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures() -> Iterator[None]:
-    """They take longer than the runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adlm.train.trainer.draw_curves", lambda *arguments: None)
-        yield
-
-
 def finished(process: Process) -> Path:
     assert process.wait() == 0, process.said()
     return process.out
@@ -68,7 +55,7 @@ def test_started_again_by_torchrun_a_run_ends_as_if_nobody_had_been_killed(whole
     process = train_on_two(LONGER, tmp_path / "killed", restarts=3)
     kill_one(process, random.Random(0))
     assert same(finished(process), whole) == ALL_THE_SAME
-    assert "going on after step" in process.said()
+    assert "resuming after step" in process.said()
 
 
 @pytest.mark.slow
@@ -79,13 +66,13 @@ def test_started_again_more_than_once_too(whole, tmp_path, seed):
     for _ in range(2):
         kill_one(process, luck)
     assert same(finished(process), whole) == ALL_THE_SAME
-    assert process.said().count("going on after step") == 2
+    assert process.said().count("resuming after step") == 2
 
 
 def alone(run: Run, out: Path, until: int) -> None:
     """On one process."""
     with pytest.raises(Interrupted):
-        fit(run, out, watch=At(until - 1, lambda: signal.raise_signal(signal.SIGTERM)), say=silent)
+        fit(run, out, callbacks=[At(until - 1, lambda: signal.raise_signal(signal.SIGTERM))])
     assert checkpoint_steps(out)[-1] == until
 
 
@@ -107,8 +94,8 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, first, second)
     on_two(SMALL, out, 3, *first)
     alone(SMALL, out, 6)
     on_two(SMALL, out, 9, *second)
-    fit(SMALL, out, say=silent)
-    fit(SMALL, tmp_path / "alone", say=silent)
+    fit(SMALL, out, callbacks=[])
+    fit(SMALL, tmp_path / "alone", callbacks=[])
     assert losses(out) == pytest.approx(losses(tmp_path / "alone"), rel=1e-6)
     assert len(losses(out)) == SMALL.train.steps
 
@@ -129,7 +116,7 @@ def test_told_to_stop_torchrun_has_all_processes_save_the_same_step(whole, tmp_p
 @pytest.mark.parametrize("options", [(), ("--shard",)], ids=["whole", "in parts"])
 def test_a_loss_that_is_not_finite_on_one_process_stops_all_and_names_it(tmp_path, options):
     table = SMALL.data.prepare().train
-    sample = int(LoaderConfig(8, SMALL.train.seed).build(table, rank=1, world=2).rows(5)[0])
+    sample = int(LoaderConfig(8, SMALL.train.seed).build(table, rank=1, world_size=2).rows(5)[0])
     objective = Poisoned(SMALL.objective.corruption, gamma=0.05, sample=sample)
     run = replace(SMALL, objective=objective, checkpoint=CheckpointConfig(every=4))
     out = tmp_path / "run"

@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 from adlm.train.ema import Ema
+from tests.errors import raises
 
 
 def moved(model, by):
@@ -107,5 +108,5 @@ def test_the_state_survives_saving():
 
 def test_impossible_decays_are_refused():
     for decay in (0.0, 1.0, 1.5):
-        with pytest.raises(ConfigError, match="between 0 and 1"):
+        with raises(OutOfRange, subject="ema_decay"):
             Ema(nn.Linear(1, 1), decay)

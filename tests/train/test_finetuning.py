@@ -22,10 +22,11 @@ from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.train.fit import fit
 from adlm.train.init import AnchorFrom, Finetune
 from adlm.train.lora import Lora
-from adlm.train.lr_schedules import Constant
+from adlm.train.lr_schedules import Constant, StableDecay
 from adlm.train.metrics import read_metrics
-from adlm.train.optimizer import AdamW, Muon
-from adlm.train.run import Run, TrainConfig, ValidationConfig
+from adlm.train.optimizers import AdamW, Muon
+from adlm.train.run import FitOptions, Run, TrainConfig, ValidationConfig
+from tests.errors import raises
 
 STACK = StackConfig(width=32, heads=2, layers=2)
 TRAIN = TrainConfig(
@@ -34,7 +35,7 @@ TRAIN = TrainConfig(
 
 
 def fitted(run, folder, cache, **options):
-    return fit(run, folder, device="cpu", cache=cache, say=lambda text: None, **options)
+    return fit(run, folder, device="cpu", options=FitOptions(cache=cache, **options), callbacks=[])
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_a_model_of_another_shape_is_refused(base, tmp_path):
     other = replace(
         run, network=OneStageConfig(replace(STACK, layers=3), tied=True), init=Finetune(str(folder / "model"))
     )
-    with pytest.raises(ModelError, match="layers"):
+    with raises(ModelError, subject="network.stack.layers"):
         fitted(other, tmp_path, folder / "cache")
 
 
@@ -132,13 +133,14 @@ def test_supervised_finetuning_teaches_the_response_and_never_noises_the_prompt(
             seen.append(bool((corrupted.x_t != batch.tokens)[batch.frozen].any()))
             return super().__call__(model, batch, progress=progress, noise=noise)
 
-    train = replace(TRAIN, steps=120)
+    # In float32 and with the learning rate decayed to zero, so that processors agree on what was learned.
+    train = replace(TRAIN, steps=200, bf16=False, lr_schedule=StableDecay(5))
     run = replace(run, data=prompts, objective=Spy(CountMasking()), train=train, init=Finetune(str(folder / "model")))
     result = fitted(run, tmp_path / "run", folder / "cache")
-    assert len(seen) == 120
+    assert len(seen) == 200
     assert not any(seen)
     model = adlm.TextModel(result.model, result.config, result.tokenizer)
-    assert model.generate("cdef", seed=1) == ["cdefghab"]
+    assert model.generate("cdef", n=8, seed=1).count("cdefghab") >= 6
     # Letters, end and predicted padding: the response follows from the prompt, so nothing is left to pay.
     assert result.nats.mean < 0.2
 
@@ -148,7 +150,7 @@ def test_the_tokenizer_of_the_base_model_is_asked_for(base, prompts, tmp_path):
     characters("abcdefgh").save(tmp_path / "other")
     data = replace(prompts, tokenizer=str(tmp_path / "other"))
     run = replace(run, data=data, init=Finetune(str(folder / "model")))
-    with pytest.raises(ModelError, match=r"tokenizer"):
+    with raises(ModelError, subject="data.tokenizer"):
         fitted(run, tmp_path / "run", folder / "cache")
 
 

@@ -16,9 +16,10 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.randomness import Noise
 from adlm.train.ema import Ema
-from adlm.train.freeze import freeze
-from adlm.train.optimizer import AdamW, Muon
+from adlm.train.lora import freeze
+from adlm.train.optimizers import AdamW, Muon
 from tests.conftest import batch_of
+from tests.errors import raises
 
 VOCABULARY = Vocabulary(13, 12)
 STACK = StackConfig(width=8, heads=2, layers=2)
@@ -45,7 +46,7 @@ def test_exactly_what_begins_with_a_name_is_frozen(names):
         freeze(model, names)
         assert learning(model) == left
     else:
-        with pytest.raises(ConfigError, match=r"nothing is left that learns\n.*freeze less"):
+        with raises(ConfigError, subject="train.freeze"):
             freeze(model, names)
         assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -60,7 +61,7 @@ def test_the_stages_of_a_model_share_its_parameters_out():
     assert left["anchor"] | left["denoiser"] == every
     assert {name.split(".")[0] for name in left["denoiser"]} == {"embedding", "anchor", "anchor_head"}
     assert {name.split(".")[0] for name in left["anchor"]} == {"denoiser", "head"}
-    with pytest.raises(ConfigError, match="nothing is left"):
+    with raises(ConfigError, subject="train.freeze"):
         freeze(TWO.build(VOCABULARY), ("anchor", "denoiser"))
 
 
@@ -117,7 +118,7 @@ def test_a_tied_head_is_frozen_with_the_anchor_stage_and_never_by_half():
     assert model.head.weight.requires_grad
     assert not model.head.bias.requires_grad
     model = tied.build(VOCABULARY)
-    with pytest.raises(ConfigError, match=r"head\.weight\n.*tied: it is embedding\.tokens\.weight.*\n.*freeze embed"):
+    with raises(ConfigError, subject="head.weight"):
         freeze(model, ("head",))
     assert len(learning(model)) == len(list(model.parameters()))
     freeze(model, ("head", "embedding.tokens"))
@@ -127,16 +128,16 @@ def test_a_tied_head_is_frozen_with_the_anchor_stage_and_never_by_half():
 
 
 @pytest.mark.parametrize(
-    ("network", "name", "match"),
+    ("network", "name", "known"),
     [
-        (ONE, "anchor", "known: embedding, head, stack$"),
-        (TWO, "anker", "did you mean 'anchor'.*known: anchor, anchor_head, denoiser, embedding, head$"),
-        (TWO, "anchor.block", "did you mean 'anchor.blocks'.*known: anchor.blocks, anchor.norm$"),
-        (TWO, "anchor.blocks.7", "known: anchor.blocks.0, anchor.blocks.1$"),
-        (TWO, "anchor.norm.weight.x", "known: anchor.norm.weight$"),
-        (TWO, "", "known: anchor"),
+        (ONE, "anchor", ["embedding", "head", "stack"]),
+        (TWO, "anker", ["anchor", "anchor_head", "denoiser", "embedding", "head"]),
+        (TWO, "anchor.block", ["anchor.blocks", "anchor.norm"]),
+        (TWO, "anchor.blocks.7", ["anchor.blocks.0", "anchor.blocks.1"]),
+        (TWO, "anchor.norm.weight.x", ["anchor.norm.weight"]),
+        (TWO, "", ["anchor", "anchor_head", "denoiser", "embedding", "head"]),
     ],
 )
-def test_unknown_parts_are_answered_with_those_there_are(network, name, match):
-    with pytest.raises(UnknownName, match=match):
+def test_unknown_parts_are_answered_with_those_there_are(network, name, known):
+    with raises(UnknownName, subject=name, known=known):
         freeze(network.build(VOCABULARY), (name,))

@@ -5,7 +5,6 @@ import random
 import re
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from adlm.errors import Interrupted
-from adlm.train.fit import CHECKPOINTS, fit
-from adlm.train.optimizer import Muon
-from adlm.train.run import Run
-from tests.train.processes import ALL_THE_SAME, SMALL, At, checkpoint_steps, larger, same, steps_done, train
+from adlm.train.callbacks import Callback
+from adlm.train.fit import fit
+from adlm.train.optimizers import Muon
+from adlm.train.run import FitOptions, Run
+from adlm.train.run_folder import CHECKPOINTS
+from tests.train.processes import ALL_THE_SAME, SMALL, At, Messages, checkpoint_steps, larger, same, steps_done, train
 
 
 class Crash(Exception):
@@ -36,29 +37,17 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def silent(text: str) -> None:
-    pass
-
-
 def uninterrupted(run: Run, folder: Path) -> Path:
-    fit(run, folder, say=silent)
+    fit(run, folder, callbacks=[])
     return folder
 
 
-def finishes(run: Run, out: Path, watch: At | None = None) -> bool:
-    """One sitting."""
+def finishes(run: Run, out: Path, *callbacks: Callback) -> bool:
+    """Whether `fit` gets to the end of the run."""
     try:
-        return fit(run, out, watch=watch, say=silent).steps == run.train.steps
+        return fit(run, out, callbacks=callbacks).steps == run.train.steps
     except (Interrupted, Crash):
         return False
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures() -> Iterator[None]:
-    """They take longer than the runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adlm.train.trainer.draw_curves", lambda *arguments: None)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +55,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return uninterrupted(SMALL, tmp_path_factory.mktemp("whole") / "run")
 
 
-stops = st.builds(At, st.integers(1, SMALL.train.steps), st.sampled_from([term, interrupt, crash]), st.booleans())
+STOPS = st.builds(At, st.integers(1, SMALL.train.steps), st.sampled_from([term, interrupt, crash]), st.booleans())
 
 
 @settings(max_examples=4, deadline=None)
-@given(st.lists(stops, min_size=1, max_size=3))
+@given(st.lists(STOPS, min_size=1, max_size=3))
 @example([At(SMALL.train.steps - 1, term)])  # after the last step, before the validation that ends the run
 @example([At(3, term), At(4, crash, after_validation=True)])  # between a validation and the checkpoint after it
-def test_stopped_anywhere_any_number_of_times_it_ends_the_same(whole, tmp_path_factory, sittings):
+def test_stopped_anywhere_any_number_of_times_it_ends_the_same(whole, tmp_path_factory, stops):
     out = tmp_path_factory.mktemp("stopped") / "run"
-    for watch in sittings:
-        finishes(SMALL, out, watch)
+    for stop in stops:
+        finishes(SMALL, out, stop)
     assert finishes(SMALL, out)
     assert same(out, whole) == ALL_THE_SAME
 
@@ -89,19 +78,18 @@ def test_stopped_before_the_validation_that_ends_it_a_run_takes_no_step_more(tmp
     last = steps_done(expected)
     assert last < SMALL.train.steps
     with pytest.raises(Interrupted):
-        fit(run, tmp_path / "stopped", watch=At(last - 1, term), say=silent)
-    fit(run, tmp_path / "stopped", say=silent)
+        fit(run, tmp_path / "stopped", callbacks=[At(last - 1, term)])
+    fit(run, tmp_path / "stopped", callbacks=[])
     assert same(tmp_path / "stopped", expected) == ALL_THE_SAME
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_step_and_saves_it(tmp_path, number):
-    said: list[str] = []
-    with pytest.raises(Interrupted, match="5 of 12 steps are done and saved") as caught:
-        fit(SMALL, tmp_path, watch=At(4, lambda: signal.raise_signal(number)), say=said.append)
+    said = Messages()
+    with pytest.raises(Interrupted) as caught:
+        fit(SMALL, tmp_path, callbacks=[At(4, lambda: signal.raise_signal(number)), said])
     assert caught.value.signal == number
-    assert "same command again" in caught.value.fix
-    assert said == [f"{number.name}: finishing this step, then saving; Ctrl-C again stops at once"]
+    assert [line.split(":")[0] for line in said.lines] == [number.name]
     assert checkpoint_steps(tmp_path)[-1] == 5 == steps_done(tmp_path)
 
 
@@ -111,7 +99,7 @@ def test_a_second_interrupt_stops_at_once_and_loses_no_checkpoint(whole, tmp_pat
         interrupt()
 
     with pytest.raises(KeyboardInterrupt):
-        fit(SMALL, tmp_path, watch=At(7, twice), say=silent)
+        fit(SMALL, tmp_path, callbacks=[At(7, twice)])
     assert steps_done(tmp_path) == 7
     assert checkpoint_steps(tmp_path)[-1] == 6
     assert finishes(SMALL, tmp_path)
@@ -127,11 +115,12 @@ def test_signals_mean_again_what_they_meant_before(tmp_path):
 def test_a_message_that_cannot_be_told_does_not_keep_a_run_from_saving(tmp_path):
     """Where a signal comes in the middle of a print, Python refuses another."""
 
-    def refuse(text: str) -> None:
-        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+    class Refusing(Callback):
+        def log(self, message):
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
 
     with pytest.raises(Interrupted):
-        fit(SMALL, tmp_path, watch=At(4, term), say=refuse)
+        fit(SMALL, tmp_path, callbacks=[At(4, term), Refusing()])
     assert checkpoint_steps(tmp_path)[-1] == 5
 
 
@@ -139,17 +128,17 @@ def test_a_finished_run_trains_no_more(whole, tmp_path):
     out = uninterrupted(SMALL, tmp_path / "run")
     steps: list[int] = []
 
-    class Watch:
-        def __call__(self, report):
-            steps.append(report.step)
+    class Steps(Callback):
+        def on_step(self, metrics):
+            steps.append(metrics.step)
 
-        def validated(self, validated):
-            steps.append(validated.step)
+        def on_validation(self, metrics):
+            steps.append(metrics.step)
 
-    said: list[str] = []
-    fit(SMALL, out, watch=Watch(), say=said.append)
+    said = Messages()
+    fit(SMALL, out, callbacks=[Steps(), said])
     assert steps == []
-    assert "all 12 steps are done already" in said
+    assert "all 12 steps are done already" in said.lines
     assert same(out, whole) == ALL_THE_SAME
 
 
@@ -165,10 +154,10 @@ def test_killed_again_and_again_a_run_ends_the_same(tmp_path):
         else:
             time.sleep(luck.uniform(0, 0.1))
             process.kill()
-    said: list[str] = []
-    fit(run, out, say=said.append)
-    assert len(said) == 1
-    assert said[0].startswith("going on after step ")
+    said = Messages()
+    fit(run, out, callbacks=[said])
+    assert len(said.lines) == 1
+    assert said.lines[0].startswith("resuming after step ")
     assert same(out, uninterrupted(run, tmp_path / "whole")) == ALL_THE_SAME
     assert not list((out / CHECKPOINTS).glob("*.writing"))
 
@@ -199,10 +188,9 @@ def test_the_command_ends_with_the_code_of_its_signal_and_goes_on(long, tmp_path
     found = re.search(r"found: (\d+) of 40 steps are done and saved", process.said())
     assert found is not None, process.said()
     assert checkpoint_steps(out)[-1] == int(found[1]) == steps_done(out)
-    assert "run the same command again to go on from there" in process.said()
     assert process.said().count("finishing this step, then saving") == 1
     assert "Traceback" not in process.said()
-    fit(LONG, out, say=silent)
+    fit(LONG, out, callbacks=[])
     assert same(out, long) == ALL_THE_SAME
 
 
@@ -213,5 +201,5 @@ def test_killed_with_workers_it_goes_on_at_once(long, tmp_path):
     assert process.reached(5), process.said()
     process.kill()
     assert process.inner.returncode == -signal.SIGKILL
-    fit(LONG, out, workers=2, say=silent)
+    fit(LONG, out, options=FitOptions(workers=2), callbacks=[])
     assert same(out, long) == ALL_THE_SAME

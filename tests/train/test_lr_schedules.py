@@ -1,7 +1,8 @@
 import pytest
 
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 from adlm.train.lr_schedules import Constant, CosineDecay, StableDecay
+from tests.errors import raises
 
 
 @pytest.mark.parametrize("rate", [Constant(10), CosineDecay(10), StableDecay(10)], ids=repr)
@@ -31,5 +32,5 @@ def test_a_cosine_is_half_way_down_half_way_through_and_ends_at_its_last_fractio
 
 
 def test_impossible_warm_up_is_refused():
-    with pytest.raises(ConfigError, match="give 0 or more"):
+    with raises(OutOfRange, subject="lr_schedule.warmup"):
         Constant(-1)

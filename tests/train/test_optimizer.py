@@ -5,15 +5,14 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
-import adlm.train.muon as muon_module
+import adlm.train.optimizers as muon_module
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.train.ema import Ema
-from adlm.train.muon import MuonOptimizer, orthogonalised
-from adlm.train.optimizer import AdamW, Muon
+from adlm.train.optimizers import AdamW, Muon, MuonOptimizer, orthogonalised
 
 VOCABULARY = Vocabulary(13, 12)
 STACK = StackConfig(width=8, heads=2, layers=2, convolution=3, condition=4)

@@ -8,9 +8,11 @@ import torch
 from adlm.anchors.rules import EveryToken, NoToken, RandomFraction, RareInSequence
 from adlm.config import with_changes
 from adlm.data.catalog import open_source
-from adlm.data.config import Corpus, Prompts, Synthetic
+from adlm.data.config import Corpus
 from adlm.data.packing import NOTHING, Encoded, Padded, Wrapped
+from adlm.data.prompts import Prompts
 from adlm.data.stories import Stories
+from adlm.data.synthetic import Synthetic
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe, train_words
 from adlm.errors import ConfigError
 from adlm.models.costs import activation_bytes, forward_work, training_work
@@ -22,7 +24,7 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
-from adlm.train.optimizer import AdamW, Muon
+from adlm.train.optimizers import AdamW, Muon
 from adlm.train.plan import (
     EFFICIENCY,
     KNOWN,
@@ -38,6 +40,7 @@ from adlm.train.plan import (
 )
 from adlm.train.run import Run, TrainConfig
 from adlm.types import Batch
+from tests.errors import raises
 
 STACK = StackConfig(width=32, heads=2, layers=2)
 TWO = TwoStageConfig(STACK, 1, Logits())
@@ -120,22 +123,22 @@ def test_a_summary_counts_rows_tokens_and_the_work_of_every_micro_batch():
     step = training_work(TWO, WORDS, length=16, rows=16, scored=0.5, anchors=1.0)
     assert found.work == step + 3 * once
     assert found.all_work == 10 * found.work
-    assert summary(RUN, world=4).work == step + 3 * once  # four micro-batches, wherever they are computed
-    assert summary(RUN, world=8).work == step + 7 * once
+    assert summary(RUN, world_size=4).work == step + 3 * once  # four micro-batches, wherever they are computed
+    assert summary(RUN, world_size=8).work == step + 7 * once
 
 
 def test_a_plan_shares_the_step_among_processes():
-    alone, four = plan(RUN), plan(RUN, world=4)
+    alone, four = plan(RUN), plan(RUN, world_size=4)
     assert (alone.micro_batch_size, alone.micro_batches) == (4, 4)
     assert (four.micro_batch_size, four.micro_batches) == (4, 1)
-    assert plan(RUN, world=8).micro_batch_size == 2
+    assert plan(RUN, world_size=8).micro_batch_size == 2
     assert alone.seconds == pytest.approx(alone.summary.work / (EFFICIENCY * matmul_speed("cpu", False)))
     assert four.seconds == pytest.approx(alone.seconds / 4)
     assert alone.all_seconds == pytest.approx(10 * alone.seconds)
-    with pytest.raises(ConfigError, match="a multiple of 3 rows"):
-        plan(RUN, world=3)
-    with pytest.raises(ConfigError, match="a multiple of 32 rows"):
-        plan(RUN, world=32)
+    with raises(ConfigError, subject="train.tokens_per_step"):
+        plan(RUN, world_size=3)
+    with raises(ConfigError, subject="train.tokens_per_step"):
+        plan(RUN, world_size=32)
 
 
 def test_memory_holds_weights_gradients_states_and_averages():
@@ -216,7 +219,7 @@ def test_vocabularies_are_known_before_data_is_read(tmp_path):
     expected = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id)
     assert known_vocabulary(Corpus("anything", str(tmp_path))) == expected
     for unknown in ("words", "somebody/tokenizer", "bpe:many"):
-        with pytest.raises(ConfigError, match="not known here"):
+        with raises(ConfigError, subject=unknown):
             known_vocabulary(Corpus("anything", unknown))
 
 

@@ -12,8 +12,10 @@ import pytest
 
 from adlm.errors import MissingExtra, TrainingError, UnknownName
 from adlm.train.metrics import StepMetrics, ValidationMetrics
-from adlm.train.trackers import IDENTITY, Tracker, tracker
+from adlm.train.run_folder import TRACKING
+from adlm.train.trackers import Tracker, tracker
 from adlm.types import Estimate
+from tests.errors import raises
 
 CONFIG = {"kind": "Run", "train": {"steps": 10}}
 NAMES = ("tensorboard", "wandb", "trackio")
@@ -32,23 +34,23 @@ def validated(step: int, *samples: str) -> ValidationMetrics:
 def sit(tracked: Tracker, folder: Path, first: int, last: int) -> None:
     """Steps after `first`, with a validation at each third."""
     folder.mkdir(exist_ok=True)
-    tracked.open(folder, "tiny", CONFIG, step=first)
+    tracked.start(folder, "tiny", CONFIG, step=first)
     for step in range(first + 1, last + 1):
-        tracked.report(report(step))
+        tracked.on_step(report(step))
         if step % 3 == 0:
-            tracked.validated(validated(step, "a text\n  of two lines", "*another*"))
+            tracked.on_validation(validated(step, "a text\n  of two lines", "*another*"))
     tracked.close()
 
 
 def test_an_unknown_tracker_is_named_with_the_nearest():
-    with pytest.raises(UnknownName, match="did you mean 'tensorboard'"):
+    with raises(UnknownName, subject="tensorbord"):
         tracker("tensorbord")
 
 
 @pytest.mark.parametrize(("name", "extra"), [("tensorboard", "track"), ("wandb", "wandb"), ("trackio", "trackio")])
 def test_a_missing_library_is_named_with_its_extra_before_the_run_begins(monkeypatch, name, extra):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, match=rf"adlm\[{extra}\]"):
+    with raises(MissingExtra, subject=extra):
         tracker(name)
 
 
@@ -90,9 +92,9 @@ def test_tensorboard_shows_each_step_once_after_a_resumption(tmp_path):
 
 def test_a_number_that_is_not_finite_is_left_out(tmp_path):
     tracked = tracker("tensorboard")
-    tracked.open(tmp_path, "tiny", CONFIG)
-    tracked.report(report(1, bound=math.nan))
-    tracked.report(report(2))
+    tracked.start(tmp_path, "tiny", CONFIG)
+    tracked.on_step(report(1, bound=math.nan))
+    tracked.on_step(report(2))
     tracked.close()
     found = events(tmp_path)
     assert [event.step for event in found.Scalars("train/bound")] == [2]
@@ -166,8 +168,8 @@ def test_a_validation_that_an_interruption_left_out_is_told_after_it(monkeypatch
         monkeypatch.setitem(sys.modules, name, fake(name, store, []))
         sit(tracker(name), tmp_path, 0, 2)
         tracked = tracker(name)
-        tracked.open(tmp_path, "tiny", CONFIG, step=2)
-        tracked.validated(validated(2))
+        tracked.start(tmp_path, "tiny", CONFIG, step=2)
+        tracked.on_validation(validated(2))
         (rows,) = store.values()
         assert rows[-1]["step"] == 2
         assert rows[-1]["validation/nats"] == 3.0
@@ -189,15 +191,15 @@ def test_wandb_without_an_account_says_how_to_go_on(monkeypatch, tmp_path):
 
     module.init = init
     monkeypatch.setitem(sys.modules, "wandb", module)
-    with pytest.raises(TrainingError, match="WANDB_MODE=offline"):
-        tracker("wandb").open(tmp_path, "tiny", CONFIG)
+    with raises(TrainingError, subject="wandb"):
+        tracker("wandb").start(tmp_path, "tiny", CONFIG)
 
 
 def test_a_damaged_identity_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", fake("wandb", {}, []))
-    (tmp_path / IDENTITY).write_text("[]")
-    with pytest.raises(TrainingError, match="no id"):
-        tracker("wandb").open(tmp_path, "tiny", CONFIG)
+    (tmp_path / TRACKING).write_text("[]")
+    with raises(TrainingError, subject=str(tmp_path / TRACKING)):
+        tracker("wandb").start(tmp_path, "tiny", CONFIG)
 
 
 def sit_apart(name: str, folder: Path, first: int, last: int, **environment: str) -> None:
@@ -214,7 +216,7 @@ def test_the_real_wandb_keeps_a_resumed_run_without_network_or_account(tmp_path)
     pytest.importorskip("wandb")
     sit_apart("wandb", tmp_path, 0, 4)
     sit_apart("wandb", tmp_path, 3, 6)
-    identity = json.loads((tmp_path / IDENTITY).read_text())["id"]
+    identity = json.loads((tmp_path / TRACKING).read_text())["id"]
     files = sorted(tmp_path.glob(f"wandb/offline-run-*-{identity}/run-{identity}.wandb"))
     assert len(files) == 2
     for file in files:

@@ -8,26 +8,29 @@ import pytest
 import torch
 
 import adlm
-import adlm.train.muon as muon_module
-import adlm.train.step as step_module
+import adlm.train.optimizers as optimizers_module
+import adlm.train.trainer as trainer_module
 from adlm.config import from_json, to_json
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
 from adlm.data.synthetic import Synthetic
 from adlm.diffusion.corruption import CountMasking
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, DataError, OutOfRange
 from adlm.models.hand_over import Continued, Logits
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
+from adlm.train.callbacks import Callback
 from adlm.train.fit import fit
-from adlm.train.folder import read_run
 from adlm.train.lr_schedules import Constant, StableDecay
 from adlm.train.metrics import read_metrics
-from adlm.train.optimizer import AdamW, Muon
-from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
+from adlm.train.optimizers import AdamW, Muon
+from adlm.train.run import CheckpointConfig, FitOptions, Run, TrainConfig, ValidationConfig
+from adlm.train.run_folder import read_run
+from tests.errors import raises
+from tests.train.processes import Messages
 
 STACK = StackConfig(width=32, heads=2, layers=2, convolution=3)
 RUN = Run(
@@ -43,12 +46,8 @@ RUN = Run(
 )
 
 
-def quiet(text: str) -> None:
-    pass
-
-
-def fitted(run, folder, **options):
-    return fit(run, folder, device="cpu", say=quiet, **options)
+def fitted(run, folder, *callbacks, **options):
+    return fit(run, folder, device="cpu", options=FitOptions(**options), callbacks=callbacks)
 
 
 def losses(folder):
@@ -139,7 +138,7 @@ def test_micro_batches_give_the_losses_of_one_large_batch(tmp_path):
 
 def test_in_bfloat16_a_run_loses_nearly_as_in_float32(tmp_path, monkeypatch):
     for name, fast in (("float32", False), ("bfloat16", True)):
-        for module in (step_module, muon_module):
+        for module in (trainer_module, optimizers_module):
             monkeypatch.setattr(module, "bf16_is_fast", lambda device, fast=fast: fast)
         fitted(RUN, tmp_path / name)
     assert losses(tmp_path / "bfloat16") != losses(tmp_path / "float32")
@@ -155,9 +154,9 @@ def test_a_run_in_two_sittings_is_the_run_in_one_to_the_bit(tmp_path):
     run = with_train(run, lr_schedule=Constant(2))
     whole = fitted(run, tmp_path / "constant")
     fitted(begun, tmp_path / "two")
-    said: list[str] = []
-    second = fit(run, tmp_path / "two", device="cpu", allow_change=True, say=said.append)
-    assert any("going on after step 4" in line for line in said)
+    said = Messages()
+    second = fitted(run, tmp_path / "two", said, allow_change=True)
+    assert any("resuming after step 4" in line for line in said.lines)
     assert losses(tmp_path / "two") == losses(tmp_path / "constant")
     assert torch.equal(weights(second.model), weights(whole.model))
 
@@ -165,9 +164,9 @@ def test_a_run_in_two_sittings_is_the_run_in_one_to_the_bit(tmp_path):
 def test_a_run_that_is_done_is_not_trained_again(tmp_path):
     first = fitted(RUN, tmp_path)
     stamp = (tmp_path / "checkpoints" / "step-000000006").stat().st_mtime_ns
-    said: list[str] = []
-    second = fit(RUN, tmp_path, device="cpu", say=said.append)
-    assert any("all 6 steps are done already" in line for line in said)
+    said = Messages()
+    second = fitted(RUN, tmp_path, said)
+    assert any("all 6 steps are done already" in line for line in said.lines)
     assert torch.equal(weights(first.model), weights(second.model))
     assert second.nats == first.nats
     assert (tmp_path / "checkpoints" / "step-000000006").stat().st_mtime_ns == stamp
@@ -214,14 +213,16 @@ def test_a_run_without_progress_stops_early_and_stays_stopped(tmp_path):
     assert (tmp_path / "model.safetensors").exists()
 
 
-def test_samples_come_through_a_callable_and_are_recorded(tmp_path):
+def test_samples_of_a_callback_are_recorded(tmp_path):
     calls = []
 
-    def sample(model, config, tokenizer, step):
-        calls.append((step, model.training, torch.is_grad_enabled()))
-        return [f"text at {step}"]
+    class Texts(Callback):
+        def samples(self, trainer):
+            step = trainer.progress.step
+            calls.append((step, trainer.model.training, torch.is_grad_enabled()))
+            return [f"text at {step}"]
 
-    fitted(RUN, tmp_path, sample=sample)
+    fitted(RUN, tmp_path, Texts())
     assert calls == [(step, False, False) for step in (2, 4, 6)]
     found = validations(tmp_path)
     assert found[0]["samples"] == ["text at 2"]
@@ -244,40 +245,39 @@ def test_the_loss_divides_by_the_tokens_of_the_global_batch(tmp_path):
     assert losses(tmp_path) == pytest.approx([math.log(39)], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tokens_per_step": 100}, r"rows have 16 tokens\n.*set train.tokens_per_step=96"),
-        ({"tokens_per_step": 16 * 128}, "the data has 64 rows"),
-    ],
-)
-def test_batches_that_cannot_be_are_refused(changes, message, tmp_path):
-    with pytest.raises(adlm.errors.AdlmError, match=message):
-        fitted(with_train(**changes), tmp_path)
+def test_batches_that_cannot_be_are_refused(tmp_path):
+    with raises(ConfigError, subject="train.tokens_per_step"):
+        fitted(with_train(tokens_per_step=100), tmp_path)
+    with pytest.raises(DataError):
+        fitted(with_train(tokens_per_step=16 * 128), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "subject"),
     [
-        (lambda: TrainConfig(steps=0), "steps=0"),
-        (lambda: TrainConfig(micro_batch_size=0), "micro_batch_size=0"),
-        (lambda: TrainConfig(grad_clip=0.0), "clip"),
-        (lambda: TrainConfig(ema_decay=1.0), "decay 1.0"),
-        (lambda: ValidationConfig(draws=0), "draws=0"),
-        (lambda: ValidationConfig(patience=-1), "patience=-1"),
-        (lambda: CheckpointConfig(every=0), "every=0"),
-        (lambda: CheckpointConfig(keep=1), "keep=1"),
+        (lambda: TrainConfig(steps=0), "train.steps"),
+        (lambda: TrainConfig(micro_batch_size=0), "train.micro_batch_size"),
+        (lambda: TrainConfig(grad_clip=0.0), "train.grad_clip"),
+        (lambda: TrainConfig(ema_decay=1.0), "train.ema_decay"),
+        (lambda: TrainConfig(seed=-1), "train.seed"),
+        (lambda: ValidationConfig(draws=0), "validation.draws"),
+        (lambda: ValidationConfig(patience=-1), "validation.patience"),
+        (lambda: CheckpointConfig(every=0), "checkpoint.every"),
+        (lambda: CheckpointConfig(keep=1), "checkpoint.keep"),
+        (lambda: FitOptions(resume="always"), "resume"),
+        (lambda: FitOptions(on_nonfinite="ignore"), "on_nonfinite"),
+        (lambda: FitOptions(workers=-1), "workers"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(make, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_mean_nothing_are_refused(make, subject):
+    with raises(OutOfRange, subject=subject):
         make()
 
 
 def test_a_folder_with_a_model_of_other_origin_is_left_alone(tmp_path):
     result = fitted(RUN, tmp_path / "run")
     adlm.TextModel(result.model, replace(result.config, run=None), result.tokenizer).save(tmp_path / "mine")
-    with pytest.raises(ConfigError, match="no run of this package left"):
+    with raises(ConfigError, subject=str(tmp_path / "mine")):
         fitted(RUN, tmp_path / "mine")
 
 

@@ -9,9 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from adlm.cli.live import harmless
 from adlm.cli.progress import console
 from adlm.errors import OutOfRange
+from adlm.pieces import harmless
 from adlm_studies.reasoning.decode import SolvedProblem, ThoughtPrediction
 from adlm_studies.reasoning.evaluate import load_reasoner
 from adlm_studies.reasoning.solve import answer_limit, solve

@@ -10,8 +10,9 @@ import tyro
 
 from adlm.cli.progress import TrainingBar, bar, console
 from adlm.config import to_json, with_changes
+from adlm.train.callbacks import Callback
 from adlm.train.init import RandomInit
-from adlm.train.trainer import BEST, Callbacks
+from adlm.train.run_folder import BEST
 from adlm_studies.reasoning.stages import (
     PUBLISHED,
     Curriculum,
@@ -103,6 +104,6 @@ def command(
 
 
 @contextmanager
-def _stage_progress(stage: CurriculumStage, number: int, count: int) -> Iterator[Callbacks]:
+def _stage_progress(stage: CurriculumStage, number: int, count: int) -> Iterator[Callback]:
     with bar(f"stage {number + 1}/{count}", stage.run.train.steps) as view:
-        yield Callbacks(TrainingBar(view, stage.run.train.steps), view.print)
+        yield TrainingBar(view)

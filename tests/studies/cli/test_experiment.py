@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adlm.cli import main
-from adlm.train.folder import read_run
+from adlm.train.run_folder import read_run
 
 # Two steps: every part of the command, none of the quality.
 TINY = ["--set", 'corpora=["stories"]', "--set", 'arms=["AR", "ADLM"]', "--set", "training_steps=2", "--set", "rows=8"]

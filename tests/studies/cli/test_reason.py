@@ -24,7 +24,7 @@ def small(stack: str) -> list[str]:
 def no_curves():
     """They take longer to draw than the models to train."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adlm.train.trainer.draw_curves", lambda *_, **__: None)
+        patch.setattr("adlm.train.curves.draw_curves", lambda *_, **__: None)
         yield
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from adlm.cli import main
 from adlm.config import to_json
-from adlm.data.config import Synthetic
 from adlm.data.packing import Padded
+from adlm.data.synthetic import Synthetic
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError
 from adlm.models.io import ModelConfig
@@ -73,10 +73,10 @@ def trained(folder, name: str, rows: int) -> None:
         model.save(each)
     with MetricsFile(folder / "metrics.jsonl") as metrics:
         for step in range(1, 5):
-            metrics.report(StepMetrics(step, 4, 5 / step, 4 / step, 1, 1e-3, 128 * step, 2.0 * step, 64, 1, 0))
+            metrics.on_step(StepMetrics(step, 4, 5 / step, 4 / step, 1, 1e-3, 128 * step, 2.0 * step, 64, 1, 0))
             if step % 2 == 0:
                 draws = 4 if name == "adlm" else 0
-                metrics.validated(ValidationMetrics(step, Estimate(4 / step, 0.1, draws), 3, True, 1))
+                metrics.on_validation(ValidationMetrics(step, Estimate(4 / step, 0.1, draws), 3, True, 1))
 
 
 @pytest.fixture(scope="module")

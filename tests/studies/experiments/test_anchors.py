@@ -17,8 +17,8 @@ from adlm.data.packing import Padded
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.stack import StackConfig
 from adlm.recipes.small import cpu_run
-from adlm.train.folder import stored_run
 from adlm.train.run import Run
+from adlm.train.run_folder import stored_run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.anchors import AXES, Anchors, changes, correlation
 from adlm_studies.experiments.probing import (

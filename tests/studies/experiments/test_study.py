@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
-from adlm.train.trainer import Callbacks
+from adlm.train.callbacks import PrintMessages
 from adlm_studies.experiments.study import (
     StepContext,
     StepOutcome,
@@ -136,7 +136,7 @@ def test_the_steps_are_watched_one_by_one(tmp_path):
     @contextmanager
     def callbacks(step, count, of):
         seen.append((step.name, count, of))
-        yield Callbacks()
+        yield PrintMessages()
 
     run_study(Counting(), tmp_path, callbacks=callbacks)
     assert seen == [("part/0", 0, 4), ("part/1", 1, 4), ("part/2", 2, 4), ("sum", 3, 4)]

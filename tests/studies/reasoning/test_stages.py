@@ -19,9 +19,9 @@ from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.train.callbacks import Callback
 from adlm.train.init import Finetune, Pretrained, RandomInit
 from adlm.train.run import Run
-from adlm.train.trainer import Callbacks
 from adlm_studies.reasoning.diffusion import DiffusionReasoningData
 from adlm_studies.reasoning.methods import METHODS, Anchored, Chain, Coconut
 from adlm_studies.reasoning.objective import ThoughtCrossEntropy
@@ -109,7 +109,7 @@ class Attending:
     @contextmanager
     def __call__(self, stage, number, count):
         self.trained.append((number, count))
-        yield Callbacks(say=lambda text: None)
+        yield Callback()
 
 
 def test_stages_that_are_done_are_not_trained_again(tmp_path):
