@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adlm import samplers
+    from adlm import evaluate, samplers
     from adlm.data.catalog import open_source
     from adlm.data.prepare import prepare
     from adlm.errors import AdlmError
@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from adlm.train.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["AdlmError", "Run", "TextModel", "fit", "load", "open_source", "prepare", "recipe", "register", "samplers"]
+__all__ = [
+    "AdlmError",
+    "Run",
+    "TextModel",
+    "evaluate",
+    "fit",
+    "load",
+    "open_source",
+    "prepare",
+    "recipe",
+    "register",
+    "samplers",
+]
 
 _HOMES = {
     "AdlmError": "adlm.errors",
@@ -32,8 +44,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Public names are fetched when first used, so that `adlm --help` and data work never wait for torch.
-    if name == "samplers":
-        return importlib.import_module("adlm.samplers")
+    if name in ("evaluate", "samplers"):
+        return importlib.import_module(f"adlm.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'adlm' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

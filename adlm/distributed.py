@@ -84,6 +84,8 @@ def local_rank() -> int:
 def joined(device: str = "auto") -> Iterator[DistributedContext]:
     """Join the process group of `torchrun` (or slurm, with RANK and WORLD_SIZE set), if there is one.
 
+    Inside another `joined` it is the same group: several jobs of one process join once, around all of them.
+
     Args:
         device: auto takes a GPU if there is one.
     """
@@ -91,6 +93,9 @@ def joined(device: str = "auto") -> Iterator[DistributedContext]:
     chosen = device_for(device)
     if size == 1:
         yield DistributedContext(device=chosen)
+        return
+    if dist.is_initialized():
+        yield DistributedContext(dist.get_rank(), size, local_rank(), chosen)
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:

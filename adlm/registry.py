@@ -60,7 +60,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
     },
     "corruption": {
         **_in("adlm.diffusion.corruption", "UniformMasking", "CountMasking", "AnchoredMasking"),
-        **_in("adlm.evaluate.hole_lengths", "ContextMasking"),
+        **_in("adlm.samplers.hole_lengths", "ContextMasking"),
     },
     "data": {
         **_in("adlm.data.config", "Corpus"),

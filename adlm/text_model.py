@@ -1,21 +1,17 @@
 """The front door: a network and its tokenizer together, as text in and text out."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from huggingface_hub import HfApi, ModelCard, ModelHubMixin
-from torch import Tensor
 
 from adlm import registry
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError
-from adlm.evaluate.bound import mean_of, position_nats
-from adlm.evaluate.hole_lengths import context_nats
+from adlm.errors import ConfigError, OutOfRange
 from adlm.models.card import CARD, Facts, card_text
 from adlm.models.hub import explained, find_model, has_edited_card
 from adlm.models.io import ModelConfig, load_model, save_model
@@ -24,22 +20,17 @@ from adlm.randomness import Noise
 from adlm.samplers.blocks import Blocks
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Wording
+from adlm.samplers.hole_lengths import context_nats
 from adlm.samplers.holes import Template
-from adlm.samplers.named import canonical, default_sampler, names_one, sampler_for
+from adlm.samplers.named import canonical, names_one, sampler_for
+from adlm.samplers.network import Network
 from adlm.samplers.sampler import Sampler
-from adlm.samplers.state import StepCallback
-from adlm.types import Batch, Estimate
+from adlm.samplers.state import DrawCallback, Sample, StepCallback
+from adlm.scoring import Score, Span, score_text
+from adlm.text_rows import RowFormat, TextRow
 
-_REPEATS = 8
-ROWS = 64  # that a sampler has in hand at a time
-
-
-class Score(NamedTuple):
-    """What a text costs, and what each of its tokens adds to that (their sum is the mean of `nats`)."""
-
-    nats: Estimate
-    tokens: tuple[str, ...]
-    surprise: tuple[float, ...]
+ROWS = 64  # filled at a time
+_TEXTS = 8 * ROWS  # of which rows of one length are filled together
 
 
 class TextModel(ModelHubMixin, library_name="adlm"):
@@ -52,6 +43,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         self.network: Final = network
         self.config: Final = config
         self.tokenizer: Final = tokenizer
+        self.rows: Final = RowFormat(config.packing, tokenizer, causal=network.causal)
 
     def save(self, folder: str | Path, *, facts: Facts | None = None) -> None:
         """Write a folder that `adlm.load` reads, replacing the model in it if there is one.
@@ -75,7 +67,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
     ) -> str | None:
         """As `save`, with `Facts` as `model_card_kwargs`; then to the Hub, if asked."""
         if config not in (None, self.config):
-            raise ConfigError("asked to save a model with another config", repr(config), "leave config out")
+            raise ConfigError("a model is saved with its own config", fix="leave config out", subject="config")
         self.save(save_directory, facts=Facts(**(model_card_kwargs or {})))
         if not push_to_hub:
             return None
@@ -130,7 +122,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         return ModelCard(card_text(self.network, config.network, config.vocabulary, config.packing, Facts(**facts)))
 
     def sampler(self, sampler: Sampler | str | None = None, **options: object) -> Sampler:
-        """The one that `generate` takes for a name and options. Blocks see as much at once as a row of the model.
+        """The sampler that `generate` uses for a name and options. Blocks see as much at once as a row of the model.
 
         Without a name it is the model's own (`ModelConfig.sampling`), with these options instead of its own.
         """
@@ -153,10 +145,10 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         max_new_tokens: int | None = None,
         sampler: Sampler | str | None = None,
         stop: bool = True,
-        watch: StepCallback | None = None,
+        on_step: StepCallback | None = None,
         **options: object,
     ) -> list[str]:
-        """`n` texts that go on from `prompt`, prompt included, up to the end token or the model's length.
+        """`n` texts that continue `prompt`, prompt included, up to the end token or the model's length.
 
         A text is a function of model, prompt, suffix, settings, seed and its number among the `n`, whatever else is
         asked for in the same call. The samples of different prompts are independent.
@@ -165,34 +157,49 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             prompt: one, or several: then `n` texts of the first, `n` of the second and so on.
             suffix: what the text ends with; the blanks between are filled. For models that see both sides.
             n: also num_samples, num_return_sequences.
-            max_new_tokens: write no more than so many after the prompt; also gen_length. What a masked model is shown
-                are rows as it knows them. Where its rows were always full, the rest of the row is shown and stays
-                blank; where padding was hidden from it, a row was as long as its text, and so it is here: such a model
-                writes exactly so many tokens, its end token among them. Beyond the model's length, left-to-right
-                models go on, and masked ones do with `block_size`, the row's length their window.
-            sampler: itself, or its name (`adlm.samplers.named.sampler_for` has them); by default the plain one of the
-                model's kind.
-            stop: end the text at the end token. Otherwise all that was written is kept, but for special tokens.
-            watch: called after every step. Many rows are filled in several parts, each with steps from 0.
-            options: of a sampler that goes by its name: steps, temperature, top_p and others, see `sampler_for`.
+            max_new_tokens: write at most so many after the prompt; also gen_length. A masked model is shown rows as
+                in training. If its rows were always full, the rest of the row is shown and stays blank; if padding
+                was hidden from it, a row was as long as its text, and so it is here: such a model writes exactly so
+                many tokens, its end token among them. More than a row holds can be written by left-to-right models,
+                and by masked ones with `block_size`, the row's length their window.
+            sampler: a sampler, or its name (see `adlm.samplers.named.sampler_for`); by default the model's own.
+            stop: end the text at the end token. Otherwise everything is kept but special tokens.
+            on_step: called after every step. Many rows are filled in several parts, each with steps from 0.
+            options: of a sampler given by name: steps, temperature, top_p and others, see `sampler_for`.
         """
+        found = self.generate_each(
+            prompt, suffix=suffix, n=n, seed=seed, max_new_tokens=max_new_tokens, sampler=sampler, stop=stop,
+            on_step=on_step, **options,
+        )  # fmt: skip
+        return list(found)
+
+    def generate_each(
+        self,
+        prompt: str | Sequence[str] = "",
+        *,
+        suffix: str = "",
+        n: int = 1,
+        seed: int = 0,
+        max_new_tokens: int | None = None,
+        sampler: Sampler | str | None = None,
+        stop: bool = True,
+        on_step: StepCallback | None = None,
+        **options: object,
+    ) -> Iterator[str]:
+        """As `generate`, one text after another: memory does not grow with `n`."""
         given = canonical({**options, "n": None if n == 1 else n, "max_new_tokens": max_new_tokens})
-        n, limit = _positive("n", given.pop("n", 1)), given.pop("max_new_tokens", None)
+        n, limit = _count(given.pop("n", 1)), given.pop("max_new_tokens", None)
         chosen = self.sampler(sampler, **given)
-        windowed = isinstance(chosen, Blocks) and chosen.window is not None
-        gaps = [self._gap(each, suffix, limit, windowed) for each in ([prompt] if isinstance(prompt, str) else prompt)]
-        # The rows of a canvas have one length, which masked models see. Others see nothing of what lies to the right.
-        groups: dict[int, list[int]] = {}
-        for i, gap in enumerate(gaps):
-            groups.setdefault(0 if self.network.causal else len(gap.row), []).append(i)
-        end = self.tokenizer.roles.eos_id
-        texts: dict[tuple[int, int], str] = {}
-        for group in groups.values():
-            names = [(i, k) for i in group for k in range(n)]
-            canvas = _canvas_of([gaps[i] for i in group], n, end)
-            for name, row in zip(names, self._filled(canvas, seed, chosen, watch, end if stop else None), strict=True):
-                texts[name] = self._joined(gaps[name[0]], row, end if stop else None)
-        return [texts[i, k] for i in range(len(gaps)) for k in range(n)]
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        rows = [self.prompt_row(each, suffix=suffix, max_new_tokens=limit, sampler=chosen) for each in prompts]
+        return self._texts(rows, n, seed, chosen, on_step, stop=stop)
+
+    def prompt_row(
+        self, prompt: str, *, suffix: str = "", max_new_tokens: int | None = None, sampler: Sampler | None = None
+    ) -> TextRow:
+        """The row in which a text continues from a prompt, blank where a sampler writes."""
+        windowed = isinstance(sampler, Blocks) and sampler.window is not None
+        return self.rows.continuing(prompt, suffix, max_new_tokens, windowed=windowed)
 
     def infill(
         self,
@@ -202,42 +209,80 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         seed: int = 0,
         constraints: Sequence[Wording | None] | None = None,
         sampler: Sampler | str | None = None,
-        watch: StepCallback | None = None,
+        on_step: StepCallback | None = None,
         **options: object,
     ) -> list[str]:
         """`n` texts with the holes of `text` filled: `[MASK]` by one token, `[MASK:4]` by 4, `[MASK:2-6]` by 2 to 6.
 
-        Where a length is open, the model takes the one with which it finds the rest of the text likeliest; it is the
+        If a length is open, the model takes the one with which it finds the rest of the text likeliest; it is the
         same in all `n`. Everything around the holes stays, spaces too, and no hole gets a special token. A
-        left-to-right model fills holes without seeing what follows them, and leaves no length open.
+        left-to-right model fills only holes at the end of the text: it sees nothing that follows them.
 
         Args:
-            constraints: one for each hole, None where anything may stand: `Choice(("red", "blue green"))`, `Digits()`,
+            constraints: one per hole, None if anything may stand there: `Choice(("red", "blue green"))`, `Digits()`,
                 `Pattern(r"[A-Z][a-z]+")`. A `[MASK]` under a choice is as long as its options are.
-            sampler, watch, options: as in `generate`.
+            sampler, on_step, options: as in `generate`.
         """
-        template = Template.read(text, self.tokenizer, constraints)
-        lengths = self._lengths(template, seed)
-        row, counts = self._row_with(template, lengths)
-        offset = len(self.config.packing.frame(self.tokenizer.roles)[0])
-        # Padding that does not count was never shown to the model.
-        canvas = Canvas.infilling([row[: sum(counts)]] * _positive("n", n), self.tokenizer.mask_id)
-        canvas = replace(canvas, constraints=template.constraints(lengths, offset=offset, samples=n))
-        return self._fill(canvas, seed, self.sampler(sampler, **options), watch)
+        return list(
+            self.infill_each(text, n=n, seed=seed, constraints=constraints, sampler=sampler, on_step=on_step, **options)
+        )
 
-    def _lengths(self, template: Template, seed: int) -> tuple[int, ...]:
-        """Of the holes: as given, or those with which the rest of the text is likeliest."""
+    def infill_each(
+        self,
+        text: str,
+        *,
+        n: int = 1,
+        seed: int = 0,
+        constraints: Sequence[Wording | None] | None = None,
+        sampler: Sampler | str | None = None,
+        on_step: StepCallback | None = None,
+        **options: object,
+    ) -> Iterator[str]:
+        """As `infill`, one text after another: memory does not grow with `n`."""
+        row = self.infill_row(text, seed=seed, constraints=constraints)
+        return self._texts([row], _count(n), seed, self.sampler(sampler, **options), on_step)
+
+    def infill_row(self, text: str, *, seed: int = 0, constraints: Sequence[Wording | None] | None = None) -> TextRow:
+        """The row in which the holes of a text are blank, their lengths chosen."""
+        template = Template.read(text, self.tokenizer, constraints)
         candidates = template.combinations()
         if len(candidates) == 1:
-            return candidates[0]
-        rows, counts = zip(*(self._row_with(template, lengths) for lengths in candidates), strict=True)
+            return self.rows.infilling(template, candidates[0])
+        ids = [template.ids(lengths, self.tokenizer.mask_id) for lengths in candidates]
+        rows, counts = zip(*map(self.rows.finished, ids), strict=True)
         nats = context_nats(self.network, rows, counts, noise=Noise(seed).fork("lengths"))
-        return candidates[int(nats.argmin())]
+        return self.rows.infilling(template, candidates[int(nats.argmin())])
 
-    def _row_with(self, template: Template, lengths: Sequence[int]) -> tuple[list[int], list[bool]]:
-        return self._row(self._fitting(template.ids(lengths, self.tokenizer.mask_id), "fill"))
+    def fill(
+        self,
+        canvas: Canvas,
+        *,
+        sampler: Sampler | str | None = None,
+        seed: int = 0,
+        network: Network | None = None,
+        on_step: StepCallback | None = None,
+        on_draw: DrawCallback | None = None,
+        stop: int | None = None,
+    ) -> Sample:
+        """Fill the blanks of a canvas, on the network's device. `generate` and `infill` are made of this.
 
-    def score(self, text: str, *, span: str | tuple[int, int] | None = None, draws: int = 64, seed: int = 0) -> Score:
+        Args:
+            network: what computes instead of the model's own network, for example a `RecordingNetwork` around it.
+            on_draw: called with every distribution that tokens are drawn from. Row numbers count from 0 in each part
+                of `ROWS` rows.
+            stop: a token that ends a row.
+        """
+        chosen, network = self.sampler(sampler), network or self.network
+        device = next((weight.device for weight in network.parameters()), canvas.tokens.device)
+        noise = Noise(seed).fork("sample")
+        samples = [
+            chosen.sample(network, part.to(device), noise=noise, on_step=on_step, on_draw=on_draw, stop=stop)
+            for part in _parts(canvas)
+        ]
+        tokens, calls, anchor_calls = zip(*samples, strict=True)
+        return Sample(torch.cat(tokens), sum(calls), sum(anchor_calls))
+
+    def score(self, text: str, *, span: Span | None = None, draws: int = 64, seed: int = 0) -> Score:
         """-log p(text) in nats: exact for a left-to-right model, else the bound with its standard error.
 
         The bound is the mean of independent estimates, each from mask counts stratified over the row, and the
@@ -248,146 +293,33 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 its first character and the one after its last. Tokens that reach into it count whole.
             draws: mask counts in all.
         """
-        network = self.network
-        ids, counts = self._row(self._fitting(self.tokenizer.encode(text).tolist(), "score"))
-        repeats = 1 if network.causal else max(2, min(_REPEATS, _positive("draws", draws)))
-        rows = torch.arange(repeats)
-        if not ids:
-            raise ConfigError("asked to score a text", "it has no tokens, and rows have no ends", "give a longer one")
-        tokens, valid = torch.tensor([ids] * repeats), torch.tensor([counts] * repeats)
-        fixed = None if span is None else ~self._tokens_of(span, text, len(ids)).expand_as(tokens)
-        batch = Batch(tokens, valid, rows, rows, fixed).to(next(network.parameters()).device)
-        strata = max(1, draws // repeats)
-        costs = position_nats(network, batch, draws=strata, noise=Noise(seed).fork("score")).cpu()
-        nats = costs.double().sum(-1)
-        estimate = Estimate(nats.item(), 0.0, 0) if network.causal else mean_of(nats, repeats * strata)
-        scored = batch.scored[0].cpu()
-        surprise = costs.double().mean(0)[scored]
-        names = tuple(self.tokenizer.token(i) for i in tokens[0, scored].tolist())
-        return Score(estimate, names, tuple(surprise.tolist()))
+        return score_text(self.network, self.rows, text, span=span, draws=draws, seed=seed)
 
-    def _tokens_of(self, span: str | tuple[int, int], text: str, length: int) -> Tensor:
-        """[length] bool: the positions of a row whose tokens reach into a part of the text."""
-        asked = f"asked to score {span!r} in a text of {len(text)} characters"
-        if isinstance(span, str):
-            if (found := text.count(span)) != 1 or not span:
-                raise ConfigError(asked, f"it occurs {found} times", "give its first and last character's numbers")
-            span = (text.index(span), text.index(span) + len(span))
-        first, after = span
-        if not 0 <= first < after <= len(text):
-            raise ConfigError(asked, "it is empty or lies outside", "give 0 <= first < after <= length")
-        offsets = self.tokenizer.offsets(text)
-        inside = torch.tensor([start < after and end > first for start, end in offsets])
-        if self.network.causal and not inside[-1]:
-            raise ConfigError(
-                asked,
-                "the model writes left to right and cannot take what follows for given",
-                "cut the text after the part, or use a masked model",
-            )
-        begin, _ = self.config.packing.frame(self.tokenizer.roles)
-        return F.pad(inside, (len(begin), length - len(begin) - len(inside)))
-
-    def _fitting(self, ids: list[int], purpose: str) -> list[int]:
-        rows = self.config.packing
-        room = rows.length - sum(map(len, rows.frame(self.tokenizer.roles)))
-        if len(ids) > room:
-            raise ConfigError(
-                f"asked to {purpose} a text of {len(ids)} tokens",
-                f"the model's rows have room for {room}",
-                "shorten it",
-            )
-        return ids
-
-    def _row(self, ids: list[int]) -> tuple[list[int], list[bool]]:
-        """A finished text as the rows of training were: framed, and with padding where they had it."""
-        roles, rows = self.tokenizer.roles, self.config.packing
-        begin, end = rows.frame(roles)
-        ids = [*begin, *ids, *end]
-        padding = rows.length - len(ids) if rows.pads else 0
-        return ids + [roles.pad_id] * padding, [True] * len(ids) + [rows.padding_counts] * padding
-
-    def _gap(self, prompt: str, suffix: str, limit: int | None, windowed: bool) -> "_Gap":
-        """The row in which a text is to be written: as the rows of training were, blank where it may go on."""
-        roles, rows, causal = self.tokenizer.roles, self.config.packing, self.network.causal
-        begin, end = rows.frame(roles)
-        ids, after = self.tokenizer.encode(prompt).tolist(), self.tokenizer.encode(suffix).tolist()
-        if suffix and causal:
-            raise ConfigError("asked for a suffix", "the model writes left to right", "use a masked model")
-        closing = [*after, *end] if after else []
-        room = rows.length - len(begin) - len(ids) - len(closing)
-        if limit is None:
-            self._fitting([*ids, *after], "go on from")
-            if room < 1:
-                raise ConfigError(f"asked to go on from {len(ids)} tokens", "they fill the model's rows", "shorten it")
-            limit = room
-        elif _positive("max_new_tokens", limit) > room and not causal and (after or not windowed):
-            raise ConfigError(
-                f"asked for {limit} new tokens with a prompt of {len(ids)}",
-                f"the model's rows have room for {max(room, 0)} more",
-                "ask for fewer" if after else "ask for fewer, or give block_size, to go on in blocks",
-            )
-        row = [*begin, *ids, *[roles.mask_id] * limit, *closing]
-        if not causal and (rows.padding_counts or not rows.pads):
-            # What follows a finished text is padding, where there is any; else it may be anything, and stays unknown.
-            row += [roles.pad_id if closing and rows.pads else roles.mask_id] * (rows.length - len(row))
-        start = len(begin) + len(ids)
-        return _Gap(row, start, start + limit, ids, after)
-
-    def _joined(self, gap: "_Gap", row: list[int], stop: int | None) -> str:
-        written = row[gap.start : gap.end]
-        if stop in written:
-            written = written[: written.index(stop)]
-        return self.tokenizer.decode([*gap.prompt, *written, *gap.suffix])
-
-    def _fill(self, canvas: Canvas, seed: int, sampler: Sampler | None, watch: StepCallback | None) -> list[str]:
-        """Texts that have a row each."""
-        begin, _ = self.config.packing.frame(self.tokenizer.roles)
-        filled = self._filled(canvas, seed, sampler or default_sampler(self.network), watch)
-        return [self._text(row[len(begin) :]) for row in filled]
-
-    def _filled(
-        self, canvas: Canvas, seed: int, sampler: Sampler, watch: StepCallback | None, stop: int | None = None
-    ) -> list[list[int]]:
-        """The canvas, filled on the network's device, so many rows at a time that memory stays flat."""
-        device = next((weight.device for weight in self.network.parameters()), canvas.tokens.device)
-        noise, rows = Noise(seed).fork("sample"), []
-        for part in _parts(canvas):
-            rows += sampler.sample(self.network, part.to(device), noise=noise, watch=watch, stop=stop).tokens.tolist()
-        return rows
-
-    def _text(self, ids: list[int]) -> str:
-        end = self.tokenizer.roles.eos_id
-        return self.tokenizer.decode(ids[: ids.index(end)] if end in ids else ids)
-
-
-class _Gap(NamedTuple):
-    """A row, the positions `start` to `end` in it that are to be written, and the ids before and after that were
-    given."""
-
-    row: list[int]
-    start: int
-    end: int
-    prompt: list[int]
-    suffix: list[int]
-
-
-def _canvas_of(gaps: Sequence[_Gap], n: int, filler: int) -> Canvas:
-    """`n` rows for each, shorter ones filled up. Their noise follows what was given and the number among the `n`."""
-    length = max(len(gap.row) for gap in gaps)
-    tokens = torch.tensor([gap.row + [filler] * (length - len(gap.row)) for gap in gaps])
-    position = torch.arange(length)
-    frozen = torch.stack([(position < gap.start) | (position >= gap.end) for gap in gaps])
-    first = torch.tensor([_first_number(gap) for gap in gaps])
-    rows = first.repeat_interleave(n) + torch.arange(n).repeat(len(gaps))
-    return Canvas(tokens.repeat_interleave(n, 0), frozen.repeat_interleave(n, 0), rows)
-
-
-def _first_number(gap: _Gap) -> int:
-    """62 bits, so that the numbers of two prompts do not meet. 0 where nothing was given."""
-    if not gap.prompt and not gap.suffix:
-        return 0
-    digest = hashlib.blake2b(repr((gap.prompt, gap.suffix)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 2
+    def _texts(
+        self,
+        rows: Sequence[TextRow],
+        n: int,
+        seed: int,
+        sampler: Sampler,
+        on_step: StepCallback | None,
+        *,
+        stop: bool = True,
+    ) -> Iterator[str]:
+        """`n` texts of each row, in order."""
+        end = self.tokenizer.roles.eos_id if stop else None
+        samples = ((row, k) for row in rows for k in range(n))
+        while block := list(islice(samples, _TEXTS)):
+            texts: dict[int, str] = {}
+            # Masked models see the length of a row, so those of one length share a canvas.
+            groups: dict[int, list[int]] = {}
+            for i, (row, _) in enumerate(block):
+                groups.setdefault(0 if self.network.causal else len(row.tokens), []).append(i)
+            for group in groups.values():
+                canvas = self.rows.canvas([block[i] for i in group])
+                filled = self.fill(canvas, sampler=sampler, seed=seed, on_step=on_step, stop=end).tokens.tolist()
+                for i, tokens in zip(group, filled, strict=True):
+                    texts[i] = self.rows.text(block[i][0], tokens, stop=stop)
+            yield from (texts[i] for i in range(len(block)))
 
 
 def _parts(canvas: Canvas) -> Iterator[Canvas]:
@@ -398,10 +330,10 @@ def _parts(canvas: Canvas) -> Iterator[Canvas]:
         yield Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.sample_ids[rows], tuple(held))
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"asked for {name}={value}", "fewer than 1", "give 1 or more")
-    return value
+def _count(n: int) -> int:
+    if n < 1:
+        raise OutOfRange("n", n, "at least 1")
+    return n
 
 
 def load(name: str | Path, *, revision: str | None = None) -> TextModel:

@@ -130,7 +130,7 @@ class ReferenceAdlm(nn.Module):
         timed: bool = False,
     ) -> None:
         super().__init__()
-        self.mask_id, self.timed = mask_id, timed
+        self.mask_id, self.time_conditioned = mask_id, timed
         self.embedding = nn.ModuleDict({"tokens": nn.Embedding(size, width)})
         self.anchor = _Stack(width, heads, anchor_layers, condition, dropout)
         self.anchor_head = _zero(nn.Linear(width, size))
@@ -140,7 +140,7 @@ class ReferenceAdlm(nn.Module):
 
     def forward(self, x_t: Tensor, t: Tensor | None = None) -> tuple[Tensor, Tensor]:
         sigma = torch.zeros(len(x_t), device=x_t.device)
-        if self.timed and t is not None:
+        if self.time_conditioned and t is not None:
             sigma = -torch.log1p(-(1 - 1e-3) * t)
         anchor_logits = self.anchor_head(self.anchor(self.embedding["tokens"](x_t), sigma))
         logits = self.head(self.denoiser(self.hand_over["project"](anchor_logits), sigma))

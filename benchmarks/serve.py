@@ -43,7 +43,7 @@ def mixed(requests: int, steps: int, causal: bool) -> list[GenerateRequest]:
         sampler = "left-to-right" if causal else UNMASKING[i % 4]
         counted = sampler not in ("left-to-right", "first-hitting")
         own = max(1, steps * (1 + i // 4 % 4) // 4) if counted else None
-        asks.append(GenerateRequest(seed=i, steps=own, sampler=sampler, guesses=0))
+        asks.append(GenerateRequest(seed=i, steps=own, sampler=sampler, predictions=0))
     return asks
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import adlm
 from adlm.data.config import Corpus
-from adlm.evaluate.perplexity import perplexity
 from adlm.models.card import Facts
+from adlm.objectives.likelihood import table_perplexity
 from adlm.text_model import TextModel
 from adlm.train.run_folder import read_run
 from adlm.types import Estimate
@@ -41,7 +41,7 @@ def main() -> None:
         run = read_run(folder)
         assert isinstance(run.data, Corpus)
         table = held_out(run.data, model.tokenizer, options.cache)
-        score = perplexity(model.network, table, draws=DRAWS)
+        score = table_perplexity(model.network, table, draws=DRAWS)
         name = f"{NAMES[run.name]}, {sum(each.numel() for each in model.network.parameters()):,} parameters"
         figures[f"{name}: bound, nats per token of {len(table):,} held-out paragraphs"] = score.nats_per_token
         figures[f"{name}: perplexity, at most"] = score.perplexity

@@ -14,6 +14,7 @@ from adlm.samplers import Ancestral, Ordered, PerStep, Remasking
 from adlm.samplers.constraints import Choice, Digits, Pattern
 from adlm.text_model import TextModel
 from tests.conftest import TableModel
+from tests.errors import raises
 
 TEXT = "the cat sat on the mat."
 CORPUS = [f"{TEXT} the dog sat on the log. 7 red 42 blue green cats"]
@@ -33,7 +34,7 @@ def network_model(tokenizer, rows, *, causal=False):
 def knowing_model(rows, text=TEXT):
     """Sure of one text at its positions in a row."""
     model = network_model(WORDS, rows)
-    ids, _ = model._row(WORDS.encode(text).tolist())
+    ids, _ = model.rows.finished(WORDS.encode(text).tolist())
     logits = torch.zeros(64, WORDS.vocab_size)
     logits[torch.arange(len(ids)), torch.tensor(ids)] = 50.0
     table = TableModel(model.config.vocabulary, lambda tokens: logits[: tokens.shape[1]].expand(len(tokens), -1, -1))
@@ -53,9 +54,8 @@ def test_open_lengths_are_found_by_a_model_that_knows_them(rows):
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=repr)
-@pytest.mark.parametrize("causal", [False, True], ids=["masked", "causal"])
-def test_what_stands_around_holes_stays_and_constraints_hold(rows, causal):
-    model = network_model(WORDS, rows, causal=causal)
+def test_what_stands_around_holes_stays_and_constraints_hold(rows):
+    model = network_model(WORDS, rows)
     constraints = [None, Choice(("red", "cats")), Digits(), Pattern(" [a-o]+ [a-o]+")]
     texts = model.infill("the [MASK:2] sat [MASK] on [MASK] the[MASK:2].", n=20, constraints=constraints)
     for text in texts:
@@ -108,13 +108,35 @@ def test_options_name_the_sampler():
 
 def test_what_cannot_be_filled_is_refused():
     model = network_model(WORDS, Wrapped(16))
-    with pytest.raises(ConfigError, match="shorten"):
+    with raises(ConfigError, subject="text"):
         model.infill("the [MASK:16]")
-    with pytest.raises(ConfigError, match="shorten"):
+    with raises(ConfigError, subject="text"):
         model.infill("the [MASK:2-20]")
-    with pytest.raises(ConfigError, match="tokens are right"):
+    with raises(ConfigError, subject="[MASK:2]"):
         model.infill("the [MASK:2]", constraints=[Pattern("x")])
-    with pytest.raises(ConfigError, match="one for each hole"):
+    with raises(ConfigError, subject="constraints"):
         model.infill("the [MASK]", constraints=[])
-    with pytest.raises(ConfigError, match="give the length"):
+    with raises(ConfigError):
         network_model(WORDS, Wrapped(16), causal=True).infill("the [MASK:2-3].")
+
+
+def test_a_left_to_right_model_fills_holes_at_the_end_alone():
+    model = network_model(WORDS, Wrapped(16), causal=True)
+    for text in model.infill("the cat [MASK] [MASK]", n=5, constraints=[Choice(("sat",)), Digits()]):
+        assert re.fullmatch("the cat sat (7|42)", text)
+    for text in ("the [MASK] sat", "[MASK] [MASK]."):
+        with raises(ConfigError, subject="text"):
+            model.infill(text)
+
+
+def test_unknown_words_are_named_and_not_dropped():
+    model = network_model(WORDS, Wrapped(16))
+    for call in (model.generate, model.score, lambda text: model.infill(text + "[MASK]")):
+        with raises(ConfigError, subject="dragon"):
+            call("the dragon sat")
+        with raises(ConfigError, subject="  "):
+            call("the  cat sat")
+    with raises(ConfigError, subject="dragon"):
+        model.generate("the", suffix=" dragon")
+    with raises(ConfigError, subject="é"):
+        network_model(characters("abc "), Wrapped(16)).generate("abé")

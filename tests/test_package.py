@@ -19,15 +19,15 @@ LAYERS = [
     ["cli", "__main__", "__init__"],
     ["serve", "hf"],
     ["recipes"],
-    ["convert"],
-    ["pieces", "text_model"],
-    ["train", "evaluate"],
+    ["convert", "evaluate"],
+    ["pieces", "text_model", "text_rows", "scoring"],
+    ["train"],
     ["objectives", "samplers"],
     ["diffusion"],
     ["anchors", "models", "data"],
     ["config"],
     ["registry"],
-    ["types", "errors", "memory", "randomness", "distributed"],
+    ["types", "errors", "memory", "randomness", "distributed", "resumable"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

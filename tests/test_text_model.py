@@ -8,14 +8,15 @@ import torch
 import adlm
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_words
-from adlm.errors import ConfigError
-from adlm.evaluate.bound import enumerated_nats
+from adlm.errors import ConfigError, OutOfRange
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.objectives.bound import enumerated_nats
 from adlm.text_model import TextModel
 from adlm.types import Batch
+from tests.errors import raises
 
 TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
 
@@ -44,6 +45,11 @@ def test_generation_keeps_the_prompt_and_follows_the_seed(model):
 
 
 def test_infilling_changes_the_holes_alone(model):
+    if model.network.causal:  # it would not see what follows
+        with raises(ConfigError, subject="text"):
+            model.infill("the cat[MASK] on the[MASK].")
+        assert model.infill("the cat[MASK:2]")[0].startswith("the cat")
+        return
     (text,) = model.infill("the cat[MASK] on the[MASK].")
     first, second = text.split(" on the", 1)
     assert first.startswith("the cat")
@@ -70,7 +76,7 @@ def test_a_text_without_a_token_has_no_score():
         Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id),
         Wrapped(12, separated=False),
     )
-    with pytest.raises(ConfigError, match="no tokens"):
+    with raises(ConfigError, subject="text"):
         TextModel(config.build().eval(), config, TOKENIZER).score("")
 
 
@@ -89,7 +95,7 @@ def test_a_part_is_scored_given_the_rest(model):
         assert last.tokens == (" mat", ".")
         position = next(i for i in range(len(whole.tokens)) if len("".join(whole.tokens[:i])) == start)
         assert last.surprise == pytest.approx(whole.surprise[position : position + 2], rel=1e-4)
-        with pytest.raises(ConfigError, match="cannot take what follows for given"):
+        with raises(ConfigError, subject="span"):
             model.score(text, span="cat")
         return
     part = model.score(text, span="cat sat", draws=64)
@@ -101,7 +107,7 @@ def test_a_part_is_scored_given_the_rest(model):
 
 
 def _batch(model, text, chosen):
-    ids, valid = model._row(model.tokenizer.encode(text).tolist())
+    ids, valid = model.rows.finished(model.tokenizer.encode(text).tolist())
     begin = len(model.config.packing.frame(model.tokenizer.roles)[0])
     fixed = torch.ones(1, len(ids), dtype=torch.bool)
     fixed[0, [begin + i for i in chosen]] = False
@@ -111,12 +117,12 @@ def _batch(model, text, chosen):
 
 def test_parts_that_are_not_there_are_refused(model):
     text = "the cat sat on the mat."
-    with pytest.raises(ConfigError, match="occurs 2 times"):
+    with raises(ConfigError, subject="span"):
         model.score(text, span="the")
-    with pytest.raises(ConfigError, match="occurs 0 times"):
+    with raises(ConfigError, subject="span"):
         model.score(text, span="dog")
     for span in ((3, 3), (-1, 2), (5, 99)):
-        with pytest.raises(ConfigError, match="empty or lies outside"):
+        with raises(OutOfRange, subject="span", value=span):
             model.score(text, span=span)
 
 
@@ -136,12 +142,12 @@ def test_a_saved_model_is_read_by_a_process_that_knows_nothing_else(model, tmp_p
 def test_what_does_not_fit_is_refused(model):
     long = "the cat sat on the mat. the dog sat on the log."
     for call in (model.generate, model.score):
-        with pytest.raises(ConfigError, match="shorten"):
+        with raises(ConfigError, subject="text"):
             call(long)
     for call in (lambda: model.generate(n=0), lambda: model.infill("the[MASK]", n=0)):
-        with pytest.raises(ConfigError, match="give 1 or more"):
+        with raises(OutOfRange, subject="n", value=0):
             call()
-    with pytest.raises(ConfigError, match=r"no \[MASK\]"):
+    with raises(ConfigError, subject="text"):
         model.infill("the cat")
-    with pytest.raises(ConfigError, match="shorten"):
+    with raises(ConfigError, subject="text"):
         model.infill(long + "[MASK]")

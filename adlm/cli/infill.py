@@ -30,14 +30,14 @@ def command(
     precision: Precision = "float32",
     revision: str | None = None,
 ) -> None:
-    """Fill the holes of a text, all else as it is.
+    """Fill the holes of a text and keep the rest.
 
-    Texts go to the standard output, what it took to the standard error.
+    Texts go to stdout, timing to stderr.
 
     Args:
         model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
         text: with [MASK] for each missing token, [MASK:4] for four, [MASK:2-6] for two to six.
-        hole: what may stand in a hole, once for each in order: any, digits, 'choice:red|blue green', or
+        hole: what may stand in a hole, once per hole in order: any, digits, 'choice:red|blue green', or
             'pattern:[A-Z][a-z]+', a regular expression.
         n: ways to fill it.
         seed: of the samples. The same seed writes the same texts.
@@ -45,10 +45,10 @@ def command(
         steps: of the sampler.
         temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
         top_p: draw only from the likeliest tokens that together have this probability.
-        top_k: draw only from so many of the likeliest tokens.
+        top_k: draw only from this many of the likeliest tokens.
         set: any option of the sampler, as in --set eta=0.02 --set min_p=0.1.
-        live: watch the text appear, if this is a terminal.
-        out: also write them to this file, a JSON object a line, with the sampler that wrote them.
+        live: show the text while it is written, if this is a terminal.
+        out: also write them to this file, a JSON object per line, with the sampler that wrote them.
         device: auto, cpu, cuda or mps.
         precision: of the network, as in `adlm sample`.
         revision: a branch, tag or commit, on the Hub.
@@ -58,12 +58,11 @@ def command(
     n = given.pop("n", 1)
     wordings = [_wording(each) for each in hole] or None
     writer, chosen = opened(model, sampler, given, device, precision, False, revision)
-    with output(out) as written:
-        with watching(writer, live=live) as meter:
-            texts = writer.infill(text, n=n, seed=seed, constraints=wordings, sampler=chosen, watch=meter)
+    with output(out) as written, watching(writer, live=live) as meter:
+        texts = writer.infill_each(text, n=n, seed=seed, constraints=wordings, sampler=chosen, on_step=meter)
         for i, filled in enumerate(texts):
             written.add(filled, prompt=text, seed=seed, index=i, sampler=chosen)
-    meter.report(len(texts))
+    meter.report(written.count)
 
 
 def _wording(text: str) -> Wording | None:
@@ -74,4 +73,4 @@ def _wording(text: str) -> Wording | None:
         return Pattern(rest)
     if text in ("any", "digits"):
         return Digits() if text == "digits" else None
-    raise ConfigError(f"asked for --hole {text!r}", "no kind of hole", "write any, digits, choice:A|B or pattern:REGEX")
+    raise ConfigError(f"--hole takes any, digits, choice:A|B or pattern:REGEX, got {text!r}", subject="--hole")

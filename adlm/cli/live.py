@@ -9,13 +9,10 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
-from adlm.anchors import RareInSequence
-from adlm.errors import AdlmError
-from adlm.pieces import Pieces, anchor_rule
+from adlm.pieces import Pieces, anchor_rule, anchors_by
 from adlm.pieces import harmless as harmless
 from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
-from adlm.types import Batch
 
 _PAUSE = 1 / 15  # seconds between two pictures, at least
 _SHARE = 10  # of the time, one part in so many goes into pictures, at most
@@ -24,10 +21,10 @@ _FRESH = "reverse"
 
 
 class LiveView:
-    """A watcher of samplers that shows what they do. `with LiveView(model, console) as view: generate(watch=view)`.
+    """A step callback that shows the canvas: `with LiveView(model, console) as view: model.generate(on_step=view)`.
 
     Args:
-        limit: how many tokens after the prompt are to be written, where not all are.
+        limit: how many tokens after the prompt are written, if not all.
     """
 
     def __init__(self, model: TextModel, console: Console, *, limit: int | None = None) -> None:
@@ -49,30 +46,30 @@ class LiveView:
     ) -> None:
         self.live.stop()
 
-    def __call__(self, view: StepEvent) -> None:
-        fresh, taken = view.fresh.cpu(), view.remasked.cpu()
-        self.written += count_written(view, self.causal)
-        if view.step == 0:  # another canvas: what this step has not written was given
-            self.given = (view.tokens.cpu() != self.mask_id) & ~fresh
+    def __call__(self, event: StepEvent) -> None:
+        fresh, taken = event.fresh.cpu(), event.remasked.cpu()
+        self.written += count_written(event, self.causal)
+        if event.step == 0:  # another canvas: what this step has not written was given
+            self.given = (event.tokens.cpu() != self.mask_id) & ~fresh
             self.fresh, self.taken = torch.zeros_like(fresh), torch.zeros_like(taken)
         # What happened in steps that were not shown is shown with the next one.
         self.fresh |= fresh
         self.taken = (self.taken | taken) & ~fresh
         now = time.perf_counter()
-        if now < self.due and view.step:
+        if now < self.due and event.step:
             return
-        self.live.update(self.picture(view), refresh=True)
+        self.live.update(self.picture(event), refresh=True)
         self.due = time.perf_counter() + max(_PAUSE, (_SHARE - 1) * (time.perf_counter() - now))
         self.fresh, self.taken = torch.zeros_like(fresh), torch.zeros_like(taken)
 
-    def picture(self, view: StepEvent) -> Group:
-        tokens = view.tokens.cpu()
+    def picture(self, event: StepEvent) -> Group:
+        tokens = event.tokens.cpu()
         shown = self._positions(tokens)
         open_ = shown & ~self.given
         revealed = 1 - int((open_ & (tokens == self.mask_id)).sum()) / max(1, int(open_.sum()))
         speed = self.written / max(time.perf_counter() - self.began, 1e-9)
-        steps = f"/{view.steps:,}" if view.steps is not None and view.step < view.steps else ""
-        head = f"step {view.step + 1:,}{steps}  {revealed:.0%} revealed  {speed:,.0f} tokens/s"
+        steps = f"/{event.steps:,}" if event.steps is not None and event.step < event.steps else ""
+        head = f"step {event.step + 1:,}{steps}  {revealed:.0%} revealed  {speed:,.0f} tokens/s"
         anchors = self._anchors(tokens)
         lines, last = self._lines(head), self._legend()
         room = max(1, self.console.height - len(lines) - len(last) - 1)
@@ -115,13 +112,7 @@ class LiveView:
 
     def _anchors(self, tokens: Tensor) -> Tensor:
         """[B, L] bool: anchors among what was written so far."""
-        visible = (tokens != self.mask_id) & ~torch.isin(tokens, self.special)
-        number = torch.arange(len(tokens))
-        try:
-            return self.rule.mark(Batch(tokens, visible, number, number))
-        except AdlmError:  # a rule may need a table or marks that came with its data
-            self.rule = RareInSequence()
-            return self.rule.mark(Batch(tokens, visible, number, number))
+        return anchors_by(self.rule, tokens, (tokens != self.mask_id) & ~torch.isin(tokens, self.special))
 
     def _row(self, tokens: Tensor, row: int, shown: Tensor, anchors: Tensor) -> Text:
         text = Text()
@@ -139,7 +130,7 @@ class LiveView:
         return text
 
 
-def count_written(view: StepEvent, causal: bool) -> int:
-    """Tokens that a step has written, less those it took back. From left to right it is one a row: what stands behind
-    an end token is filled up, not written."""
-    return int(view.fresh.any(-1).sum()) if causal else int(view.fresh.sum()) - int(view.remasked.sum())
+def count_written(event: StepEvent, causal: bool) -> int:
+    """Tokens that a step has written, less those it masked again. From left to right it is one per row: what follows an
+    end token is filled up, not written."""
+    return int(event.fresh.any(-1).sum()) if causal else int(event.fresh.sum()) - int(event.remasked.sum())

@@ -22,6 +22,6 @@ def passes_on(words: Sequence[str]) -> None:
         print(ABOUT)
         return
     harness = optional_module("lm_eval.__main__", extra="lm-eval", purpose="adlm lm-eval")
-    importlib.import_module("adlm.cli.harness")  # which registers the model
+    importlib.import_module("adlm.evaluate.lm_eval")  # which registers the model
     sys.argv = ["adlm lm-eval", *words]  # where the harness looks
     harness.cli_evaluate()

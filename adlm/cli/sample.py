@@ -17,7 +17,7 @@ from adlm.cli.progress import console
 from adlm.config import to_json
 from adlm.distributed import device_for
 from adlm.errors import ConfigError
-from adlm.evaluate.generation import read_texts
+from adlm.evaluate.texts import read_texts
 from adlm.pieces import harmless
 from adlm.samplers.named import canonical
 from adlm.samplers.sampler import Sampler
@@ -53,14 +53,14 @@ def command(
     compile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     revision: str | None = None,
 ) -> None:
-    """Write texts, on from a prompt or out of nothing.
+    """Write texts, from a prompt or from scratch.
 
-    Texts go to the standard output, what it took to the standard error.
+    Texts go to stdout, timing to stderr.
 
     Args:
         model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
         prompt: what the texts begin with.
-        prompts: a file of prompts instead: one a line, or .jsonl with an object a line that has a "prompt".
+        prompts: a file of prompts instead: one per line, or .jsonl with an object per line that has a "prompt".
         suffix: what the texts end with; for masked models.
         n: texts for each prompt.
         seed: of the samples. The same seed writes the same texts, together or one by one.
@@ -69,40 +69,39 @@ def command(
         steps: of the sampler.
         temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
         top_p: draw only from the likeliest tokens that together have this probability.
-        top_k: draw only from so many of the likeliest tokens.
-        block_size: write from left to right in blocks of so many tokens.
-        max_new_tokens: write no more than so many after the prompt.
+        top_k: draw only from this many of the likeliest tokens.
+        block_size: write from left to right in blocks of this many tokens.
+        max_new_tokens: write at most so many after the prompt.
         set: any option of the sampler, as in --set eta=0.02 --set min_p=0.1.
         past_end: keep what is written after the end token.
-        live: watch the text appear, if this is a terminal.
-        out: also write them to this file, a JSON object a line, with the sampler that wrote them.
+        live: show the text while it is written, if this is a terminal.
+        out: also write them to this file, a JSON object per line, with the sampler that wrote them.
         device: auto, cpu, cuda or mps.
         precision: of the network: bfloat16 is quicker where the processor has it, int8 on any CPU; neither is exact.
-        compile: torch.compile the blocks: the first texts wait for it.
+        compile: torch.compile the blocks, which delays the first texts.
         revision: a branch, tag or commit, on the Hub.
     """
     if prompt is not None and prompts is not None:
-        raise ConfigError("asked for --prompt and --prompts", "both say where texts begin", "give one of them")
+        raise ConfigError("--prompt and --prompts cannot be used together", subject="--prompts")
     direct = {"steps": steps, "temperature": temperature, "top_p": top_p, "top_k": top_k, "block_size": block_size}
     given = options_of(set, {**direct, "max_new_tokens": max_new_tokens, "n": None if n == 1 else n})
     n, limit = given.pop("n", 1), given.pop("max_new_tokens", None)
     beginnings = [prompt or ""] if prompts is None else read_texts(prompts, field="prompt")
     writer, chosen = opened(model, sampler, given, device, precision, compile, revision)
-    with output(out) as written:
-        with watching(writer, live=live, limit=limit) as meter:
-            texts = writer.generate(
-                beginnings,
-                suffix=suffix,
-                n=n,
-                seed=seed,
-                max_new_tokens=limit,
-                sampler=chosen,
-                stop=not past_end,
-                watch=meter,
-            )
+    with output(out) as written, watching(writer, live=live, limit=limit) as meter:
+        texts = writer.generate_each(
+            beginnings,
+            suffix=suffix,
+            n=n,
+            seed=seed,
+            max_new_tokens=limit,
+            sampler=chosen,
+            stop=not past_end,
+            on_step=meter,
+        )
         for i, text in enumerate(texts):
             written.add(text, prompt=beginnings[i // n], seed=seed, index=i % n, sampler=chosen)
-    meter.report(len(texts))
+    meter.report(written.count)
 
 
 def options_of(changes: Sequence[str], direct: dict[str, object]) -> dict[str, Any]:
@@ -111,9 +110,9 @@ def options_of(changes: Sequence[str], direct: dict[str, object]) -> dict[str, A
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals or not name:
-            raise ConfigError(f"asked to set {change!r}", "no NAME=VALUE", "write as in --set eta=0.02")
+            raise ConfigError(f"--set takes NAME=VALUE, as in --set eta=0.02, got {change!r}", subject="--set")
         if name in found:
-            raise ConfigError(f"asked for {name} twice", f"{found[name]!r} and {text}", "give one of them")
+            raise ConfigError(f"{name} was given twice: {found[name]!r} and {text}", subject=name)
         found[name] = _literal(text)
     return canonical(found)
 
@@ -147,29 +146,29 @@ def opened(
 
 
 class Meter:
-    """Counts what samplers write, and passes it on.
+    """A step callback that counts what samplers write, and calls another.
 
-    passes: rows that went through the network: a row does in the steps that write in it.
+    passes: through the network, counted per row: a row takes one in each step that writes in it.
     """
 
     def __init__(self, causal: bool, then: Callable[[StepEvent], None] | None = None) -> None:
         self.causal, self.then, self.tokens, self.passes, self.seconds = causal, then, 0, 0, 0.0
 
-    def __call__(self, view: StepEvent) -> None:
-        self.tokens += count_written(view, self.causal)
-        self.passes += int(view.fresh.any(-1).sum())
+    def __call__(self, event: StepEvent) -> None:
+        self.tokens += count_written(event, self.causal)
+        self.passes += int(event.fresh.any(-1).sum())
         if self.then is not None:
-            self.then(view)
+            self.then(event)
 
     def report(self, texts: int) -> None:
         many, speed = "" if texts == 1 else "s", self.tokens / max(self.seconds, 1e-9)
         took = f"{texts:,} text{many}, {self.tokens:,} tokens in {self.seconds:.2f} s: {speed:,.0f} tokens/s"
-        print(f"{took}, {self.passes:,} passes of a row through the network", file=sys.stderr)
+        print(f"{took}, {self.passes:,} row passes through the network", file=sys.stderr)
 
 
 @contextmanager
 def watching(model: TextModel, *, live: bool, limit: int | None = None) -> Iterator[Meter]:
-    """A meter, with a view of the canvas where one is wanted and can be shown."""
+    """A meter, with a view of the canvas if asked for and on a terminal."""
     with LiveView(model, console(), limit=limit) if live and console().is_terminal else nullcontext() as view:
         meter, began = Meter(model.network.causal, view), time.perf_counter()
         yield meter
@@ -178,8 +177,7 @@ def watching(model: TextModel, *, live: bool, limit: int | None = None) -> Itera
 
 @contextmanager
 def output(path: Path | None) -> Iterator["Output"]:
-    """The file is opened before anything is written, so that nothing is written in vain; under another name, so that
-    what stood in it stays until all is there."""
+    """Where texts go. A file is opened before sampling, to fail early, and has a temporary name until it is complete."""
     if path is None:
         yield Output(None)
         return
@@ -188,7 +186,7 @@ def output(path: Path | None) -> Iterator["Output"]:
         file = new.open("w", encoding="utf-8")
     except OSError as error:
         fix = "name a file in a folder that can be written to"
-        raise ConfigError(f"asked to write to {path}", str(error), fix) from error
+        raise ConfigError(f"asked to write to {path}", str(error), fix, subject=str(path)) from error
     try:
         with file:
             yield Output(file)
@@ -198,7 +196,7 @@ def output(path: Path | None) -> Iterator["Output"]:
 
 
 class Output:
-    """Where texts go: to the screen, in frames or with lines between them, and to a file where there is one."""
+    """Texts go to the screen, in frames or with lines between them, and to a file if there is one."""
 
     def __init__(self, file: TextIO | None) -> None:
         self.file, self.count = file, 0

@@ -25,24 +25,24 @@ def command(
 ) -> None:
     """Serve models over HTTP: /v1/completions as OpenAI's clients ask, /v1/generate, /v1/infill, /v1/score.
 
-    Stops on SIGTERM and Ctrl+C, when all that was begun is finished. The log has routes and times, never texts.
+    Stops on SIGTERM and Ctrl+C, after running requests have finished. The log has routes and times, never texts.
 
     Args:
         model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
-        beside: a further model, to be asked for by its name; may be given again.
-        host: other machines reach it where this is not 127.0.0.1; then a key is needed.
-        port: 0 takes any that is free.
+        beside: another model, requested by its name; may be repeated.
+        host: unless this is 127.0.0.1, other machines can reach the server and a key is needed.
+        port: 0 takes any free one.
         key: what requests must bring as `Authorization: Bearer KEY`; better given as ADLM_KEY, which no list of
             processes shows.
         workers: processes behind the port, each with the models; with several GPUs each has its own, on a CPU its
-            fraction of the cores.
+            share of the cores.
         device: auto, cpu, cuda or mps.
         studio: with the page of `adlm studio`.
         limits: of each request, and of how many there may be.
     """
     for package in ("fastapi", "uvicorn"):
         optional_module(package, extra="serve", purpose="serving")
-    from adlm.serve.running import Service, names_for, serve
+    from adlm.serve.server import Service, names_for, serve
 
     service = Service(
         names_for([model, *beside]),

@@ -21,19 +21,19 @@ def command(
     device: str = "auto",
     limits: ServerLimits = ServerLimits(),  # noqa: B008 # a frozen value
 ) -> None:
-    """Open a page to write with a model, to watch how it writes, and to take a hand in it. For this machine alone.
+    """Open a page on which a model writes and you can watch and edit. For this machine alone.
 
     Args:
         model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
-        beside: a further model, to compare with; may be given again.
-        port: 0 takes any that is free.
+        beside: another model to compare with; may be repeated.
+        port: 0 takes any free one.
         no_browser: only print the address.
         device: auto, cpu, cuda or mps.
         limits: of each request, and of how many there may be.
     """
     for package in ("fastapi", "uvicorn"):
         optional_module(package, extra="serve", purpose="the studio")
-    from adlm.serve.running import Service, names_for, serve
+    from adlm.serve.server import Service, names_for, serve
 
     service = Service(names_for([model, *beside]), port=port, device=device, studio=True, limits=limits)
     with service.bound() as listening:

@@ -136,11 +136,7 @@ def _with_options(source: _Source, options: Mapping[str, Any]) -> _Source:
         options = {name: value for name, value in options.items() if name != "streaming"}  # files always stream
     known = {each.name for each in fields(cast("Any", source))}
     if strange := sorted(options.keys() - known):
-        raise ConfigError(
-            f"asked for {source.name!r} with {', '.join(strange)}",
-            f"it is read by {type(source).__name__}, which has no such option",
-            "leave it out",
-        )
+        raise ConfigError(f"{source.name!r} has no option {', '.join(strange)}", fix="leave it out", subject=strange[0])
     return cast("_Source", replace(cast("Any", source), **options))
 
 

@@ -219,6 +219,14 @@ class Cut(ABC):
 
 
 @dataclass(frozen=True)
+class NoCut(Cut):
+    """Every split is the whole text: what an evaluation reads is test data, all of it."""
+
+    def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
+        return pieces
+
+
+@dataclass(frozen=True)
 class FractionSplit(Cut):
     """The last fraction of the documents is test, the one before it valid; of one or two, fractions of characters."""
 

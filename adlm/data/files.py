@@ -46,7 +46,8 @@ class TextFiles(Source):
     """A file, a folder (read recursively, in order) or a glob.
 
     Args:
-        field: the field or column that holds the text; several are joined by a space.
+        field: the field or column that holds the text; several are joined by a space. Numbers, counted from 1, are
+            columns of CSV files without a header line.
         files: a glob under the folder for each split, where the names of the files do not tell.
         cut: how splits are made if no name speaks of a held-out one; by default `FractionSplit()`, unless the names
             speak of training.
@@ -218,7 +219,8 @@ def record_text(record: object, field: str | tuple[str, ...], joiner: str, where
             value = joiner.join(value)
         if value is not None and not isinstance(value, str):
             found = f"{str(value)[:60]} in it" if name in fields else f"the fields {', '.join(fields) or '(none)'}"
-            raise DataError(f"asked for text in the field {name!r} of {where}", found, "name a field that has text")
+            fix = "name a field that has text; columns of a CSV file without a header line have numbers, as in 2,3"
+            raise DataError(f"asked for text in the field {name!r} of {where}", found, fix, subject=name)
         texts.append(value)
     return " ".join(filter(None, texts))
 
@@ -286,7 +288,7 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
 
 
 def _not_utf8(where: str, found: str) -> DataError:
-    fix = 'convert the file, or read on with encoding_errors="replace" (--replace-bad-bytes)'
+    fix = "convert the file to UTF-8; `adlm prepare` can replace such bytes (--replace-bad-bytes)"
     return DataError(f"asked to read {where} as UTF-8", found, fix)
 
 
@@ -357,6 +359,9 @@ def _csv_records(path: Path, source: TextFiles) -> _Records:
     names: Iterable[str] = ()
     try:
         for row in filter(None, rows):
+            if all(name.isdecimal() for name in output_mask):  # columns by number: there is no header
+                yield f"{path}, line {rows.line_num}", {str(i): cell for i, cell in enumerate(row, start=1)}
+                continue
             if not names:
                 # A first line with the wanted names is a header, whatever the case of its letters.
                 names = titles = [output_mask.get(cell.lower(), cell) for cell in row]

@@ -86,6 +86,28 @@ class Tokenizer:
         """The ids of a text, without begin or end tokens."""
         return self.encode_batch([text])[0]
 
+    def encode_known(self, text: str) -> NDArray[np.int64]:
+        """As `encode`, for text whose every part matters: what the vocabulary has no token for is refused."""
+        ids = self.encode(text)
+        if self._unknown_id is None or not (unknown := np.flatnonzero(ids == self._unknown_id)).size:
+            return ids
+        offsets = self.offsets(text)
+        pieces = list(dict.fromkeys(text[slice(*offsets[i])] for i in unknown.tolist()))
+        fix = "write it without extra spaces" if not all(map(str.strip, pieces)) else "use words that the model knows"
+        raise ConfigError(
+            f"the tokenizer has no token for {', '.join(map(repr, pieces[:8]))}{', ...' * (len(pieces) > 8)}",
+            fix=fix,
+            subject=pieces[0].strip() or pieces[0],
+        )
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        """What is not in the vocabulary; None if any text has tokens."""
+        model = json.loads(self.backend.to_str())["model"]
+        if isinstance(number := model.get("unk_id"), int):
+            return number
+        return self.backend.token_to_id(model["unk_token"]) if model.get("unk_token") else None
+
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """As `encode`, for many; in parallel unless TOKENIZERS_PARALLELISM is false."""
         table = self._character_table

@@ -1,0 +1,65 @@
+"""Evaluation: functions that take a model (or its folder or name) and return a `Result`.
+
+    perplexity   bits and perplexity of held-out text: exact, or a clean bound
+    zero_shot    perplexity on seven texts of other kinds
+    generation   generative perplexity, entropy, repetition, copies and MAUVE of texts
+    frontier     the same over samplers and steps, with speed
+    anchors      what the anchors of a two-stage model do
+    stories      exact measures on generated stories
+    compare      two results of the same text, paired item by item
+
+Long evaluations take `out`, the file of the result: partial results are kept beside it, and a second call with the same
+arguments resumes. Under `torchrun` processes share the work and return the same result; call several evaluations inside
+one `adlm.distributed.joined()`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adlm.evaluate.anchor_study import anchors
+    from adlm.evaluate.comparison import compare
+    from adlm.evaluate.generated_text import generation
+    from adlm.evaluate.judge import Judge, open_judge
+    from adlm.evaluate.likelihoods import perplexity
+    from adlm.evaluate.result import Figure, Result, read_result
+    from adlm.evaluate.sampler_frontier import frontier
+    from adlm.evaluate.story_measures import stories
+    from adlm.evaluate.zero_shot_sets import zero_shot
+
+__all__ = [
+    "Figure",
+    "Judge",
+    "Result",
+    "anchors",
+    "compare",
+    "frontier",
+    "generation",
+    "open_judge",
+    "perplexity",
+    "read_result",
+    "stories",
+    "zero_shot",
+]
+
+_HOMES = {
+    "Figure": "result",
+    "Judge": "judge",
+    "Result": "result",
+    "anchors": "anchor_study",
+    "compare": "comparison",
+    "frontier": "sampler_frontier",
+    "generation": "generated_text",
+    "open_judge": "judge",
+    "perplexity": "likelihoods",
+    "read_result": "result",
+    "stories": "story_measures",
+    "zero_shot": "zero_shot_sets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Fetched when first used, so that comparing stored results does not wait for torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

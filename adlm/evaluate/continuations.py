@@ -1,8 +1,7 @@
-"""What a continuation costs after a context, and whether greedy writing gives it: what benchmarks of many kinds ask.
+"""The cost of a continuation after a context, and whether greedy decoding gives it, as benchmarks ask.
 
-Left-to-right models: exact. Masked models: the bound of the continuation given the context, of which the context is
-never masked. It is exact as a bound where all ways to mask the continuation are fewer than the draws, and else
-estimated from stratified mask counts.
+For left-to-right models it is exact. For masked models it is the bound of the continuation given the context, which is
+never masked: from all ways to mask the continuation if they are at most `draws`, else from stratified mask counts.
 """
 
 import hashlib
@@ -17,9 +16,9 @@ from torch import Tensor
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Roles, Tokenizer
 from adlm.diffusion.schedule import LogLinear
-from adlm.errors import ConfigError, DataError, ModelError
-from adlm.evaluate.bound import enumerated_nats, position_nats
+from adlm.errors import DataError, ModelError, OutOfRange
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.bound import enumerated_nats, position_nats
 from adlm.randomness import Noise
 from adlm.types import Batch
 
@@ -40,9 +39,9 @@ class Continuation(NamedTuple):
             return self
         if over > self.given:
             raise DataError(
-                f"asked to score a continuation of {len(self.tokens) - self.given} tokens",
-                f"the model's rows have room for {room}",
-                "shorten it, or score it as a whole text, in windows",
+                f"a continuation of {len(self.tokens) - self.given} tokens does not fit the {room} of a row",
+                fix="shorten it, or score it as a whole text, in windows",
+                subject="continuation",
             )
         return Continuation(self.tokens[over:], self.given - over)
 
@@ -76,7 +75,7 @@ def windows(tokens: Sequence[int], room: int, *, causal: bool) -> list[Continuat
     score windows that share nothing.
     """
     if room < 2:
-        raise ConfigError(f"asked for windows of {room} tokens", "fewer than 2", "give a larger max_length")
+        raise OutOfRange("max_length", room, "at least 2")
     pieces, done = [], 0
     while done < len(tokens):
         end = min(len(tokens), done + room - bool(causal and done))
@@ -93,7 +92,7 @@ class Scorer:
     Continuations of one context are scored under the same noise, so less of it is in their differences.
 
     Args:
-        rows: the model's. Its begin token goes before every context; no end token follows.
+        packing: the model's. Its begin token goes before every context; no end token follows.
         draws: mask counts for each, for masked models.
         batch: rows at a time.
         length: tokens per row, at most.
@@ -102,7 +101,7 @@ class Scorer:
     """
 
     model: LanguageModel
-    rows: Packing
+    packing: Packing
     roles: Roles
     length: int
     draws: int = 32
@@ -111,20 +110,16 @@ class Scorer:
     full_rows: bool = True
 
     def __post_init__(self) -> None:
-        if not 4 <= self.length <= self.rows.length:
-            raise ConfigError(
-                f"asked for max_length={self.length}",
-                f"the model's rows have {self.rows.length} tokens",
-                f"give 4 to {self.rows.length}",
-            )
+        if not 4 <= self.length <= self.packing.length:
+            raise OutOfRange("max_length", self.length, f"4 to {self.packing.length}, the length of the model's rows")
         for name, value in (("draws", self.draws), ("batch_size", self.batch)):
             if value < 1:
-                raise ConfigError(f"asked for {name}={value}", "fewer than 1", "give 1 or more")
+                raise OutOfRange(name, value, "at least 1")
 
     @property
     def room(self) -> int:
         """For a context and its continuation."""
-        return self.length - len(self.rows.frame(self.roles)[0])
+        return self.length - len(self.packing.frame(self.roles)[0])
 
     def exact(self, item: Continuation) -> bool:
         """Whether every way to mask it is looked at."""
@@ -132,13 +127,13 @@ class Scorer:
 
     @torch.no_grad()
     def __call__(
-        self, items: Sequence[Continuation], *, greedy: bool = True, watch: Callable[[int], None] | None = None
+        self, items: Sequence[Continuation], *, greedy: bool = True, progress: Callable[[int], None] | None = None
     ) -> list[ScoredContinuations]:
         """Of each item, in order.
 
         Args:
-            greedy: whether it is wanted; else all are False.
-            watch: called with the number of items that were done.
+            greedy: whether to decide it; otherwise all are False.
+            progress: called with the number of items that were done.
         """
         found: dict[int, ScoredContinuations] = {}
         with self.model.inference_weights():
@@ -146,12 +141,11 @@ class Scorer:
                 batch = self._batch([items[i] for i in chosen])
                 nats, right = self._scored(batch, self.exact(items[chosen[0]]), greedy)
                 if bool(nats.isnan().any()):
-                    fix = "check the model's weights: adlm.load reads them as they are"
-                    raise ModelError(f"asked to score {len(items)} continuations", "the model gave NaN", fix)
+                    raise ModelError("the model gives a continuation NaN", fix="check its weights", subject="nats")
                 for i, cost, same in zip(chosen, nats.tolist(), right.tolist(), strict=True):
                     found[i] = ScoredContinuations(cost, same)
-                if watch is not None:
-                    watch(len(chosen))
+                if progress is not None:
+                    progress(len(chosen))
         return [found[i] for i in range(len(items))]
 
     def _batches(self, items: Sequence[Continuation]) -> Iterator[list[int]]:
@@ -163,10 +157,10 @@ class Scorer:
                 yield alike[start : start + self.batch]
 
     def _batch(self, items: Sequence[Continuation]) -> Batch:
-        begin, _ = self.rows.frame(self.roles)
+        begin, _ = self.packing.frame(self.roles)
         lengths = torch.tensor([len(begin) + len(item.tokens) for item in items])
         given = torch.tensor([len(begin) + item.given for item in items])
-        full = self.full_rows and not self.model.causal and (self.rows.padding_counts or not self.rows.pads)
+        full = self.full_rows and not self.model.causal and (self.packing.padding_counts or not self.packing.pads)
         width = self.length if full else int(lengths.max())
         tokens = torch.full((len(items), width), self.roles.mask_id)
         for row, item in zip(tokens, items, strict=True):
@@ -196,7 +190,7 @@ def _left_to_right(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor]:
     nats, wrong = torch.zeros(scored.shape, dtype=torch.float64), torch.zeros(scored.shape, dtype=torch.bool)
     if bool(scored.any()):
         hidden = model.features(batch.tokens, segments=batch.segments, output_mask=scored).final
-        best, log_p, _ = _guesses(model, hidden, batch.tokens[scored])
+        best, log_p, _ = _predictions(model, hidden, batch.tokens[scored])
         nats[scored.cpu()], wrong[scored.cpu()] = -log_p.cpu().double(), (best != batch.tokens[scored]).cpu()
     return nats.sum(-1), ~wrong.any(-1)
 
@@ -209,13 +203,13 @@ def _surest_first(model: LanguageModel, batch: Batch) -> Tensor:
     blank, segments = batch.scored.clone(), batch.segments
     tokens = batch.tokens.masked_fill(blank, model.vocabulary.mask_id)
     right = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
-    while bool((going := right & blank.any(-1)).any()):
-        rows = going.nonzero()[:, 0]
+    while bool((open_ := right & blank.any(-1)).any()):
+        rows = open_.nonzero()[:, 0]
         masked = (tokens[rows] == model.vocabulary.mask_id) & batch.valid[rows]
         t = LogLinear().inverse(1 - masked.sum(-1) / batch.valid[rows].sum(-1)).clamp(0, 1)
         here = None if segments is None else segments[rows]
         hidden = model.features(tokens[rows], t, segments=here, output_mask=blank[rows]).final
-        best, _, surest = _guesses(model, hidden, batch.tokens[rows][blank[rows]])
+        best, _, surest = _predictions(model, hidden, batch.tokens[rows][blank[rows]])
         score = torch.full(masked.shape, -math.inf, device=tokens.device).masked_scatter(blank[rows], surest.float())
         position = (score >= score.amax(-1, keepdim=True) - _TIE).long().argmax(-1)
         written = torch.zeros_like(tokens[rows]).masked_scatter(blank[rows], best).gather(-1, position[:, None])[:, 0]
@@ -224,7 +218,7 @@ def _surest_first(model: LanguageModel, batch: Batch) -> Tensor:
     return right
 
 
-def _guesses(model: LanguageModel, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _predictions(model: LanguageModel, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """From [N, D]: the likeliest token [N], log p of the tokens [N], log p of the likeliest [N]."""
     size = max(1, _SLICE // model.vocabulary.size)
     parts = []

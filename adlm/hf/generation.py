@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils.generic import ModelOutput
 
-from adlm.errors import ConfigError, UnknownName
+from adlm.errors import ConfigError, OutOfRange, UnknownName
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
@@ -43,7 +43,7 @@ _ROWS = 64  # that a sampler has in hand at a time
 
 @dataclass
 class DiffusionOutput(ModelOutput):
-    """Sequences [B * num_return_sequences, L + new], and how many tokens per pass of a row gave on average."""
+    """Sequences [B * num_return_sequences, L + new], and the mean number of tokens per pass of a row."""
 
     sequences: Tensor | None = None
     tokens_per_forward: float | None = None
@@ -67,7 +67,7 @@ def generate(
     Args:
         attention_mask: [B, L], 0 at padding, on either side.
         streamer: of one row; those that take drafts see every step.
-        seed, generator: of the random numbers; without either, PyTorch's global ones decide.
+        seed, generator: of the random numbers; without either, PyTorch's global generator is used.
         options: see the top of this module. `sampler_config` is a sampler of this package, its name, a dict with its
             name as `sampler` and its options, or transformers' `EntropyBoundSamplerConfig`.
     """
@@ -89,11 +89,11 @@ def generate(
         for rows in (lengths == length).nonzero()[:, 0].split(_ROWS):
             texts = sequences[rows][shown[rows]].view(len(rows), length)
             canvas = _canvas(texts, rows, config)
-            watch = _drafts(streamer, length - new, length)
+            on_step = _drafts(streamer, length - new, length)
             stop = ends[0] if len(ends) == 1 else None
-            sample = sampler.sample(self.network, canvas, noise=noise, watch=watch, stop=stop)
+            sample = sampler.sample(self.network, canvas, noise=noise, on_step=on_step, stop=stop)
             sequences[rows] = sequences[rows].masked_scatter(shown[rows], sample.tokens[:, :length])
-            passes += sample.row_calls
+            passes += sample.network_calls
     written = sequences[:, sequences.shape[1] - new :]
     after = torch.isin(written, torch.tensor(ends, device=written.device, dtype=torch.long)).cumsum(-1)[:, :-1] > 0
     written[:, 1:][after] = given["pad_token_id"]
@@ -114,7 +114,7 @@ def _given(own: GenerationConfig, config: GenerationConfig | None, options: Mapp
         if name not in KNOWN:
             raise UnknownName("argument of generate", name, KNOWN)
     if given.get("num_return_sequences", 1) < 1:
-        raise ConfigError(f"asked for {given['num_return_sequences']} sequences", "fewer than 1", "give 1 or more")
+        raise OutOfRange("num_return_sequences", given["num_return_sequences"], "at least 1")
     return given
 
 
@@ -163,12 +163,12 @@ def _new_tokens(config: ModelConfig, sampler: Sampler, given: Mapping[str, Any],
     windowed = isinstance(sampler, Blocks) and sampler.window is not None
     if new < 1:
         fix = "shorten it, or raise max_length" if shown.shape[1] < length else "shorten it"
-        raise ConfigError(f"asked to go on from {shown.shape[1]} tokens", f"{new} more are allowed", fix)
+        raise ConfigError(f"asked to continue from {shown.shape[1]} tokens", f"{new} more are allowed", fix)
     if longest + new > length and not windowed:
         raise ConfigError(
             f"asked for {new} new tokens with a prompt of {longest}",
             f"the model's rows have room for {max(length - longest, 0)} more",
-            "ask for fewer, or give block_size in sampler_config, to go on in blocks",
+            "ask for fewer, or give block_size in sampler_config, to write in blocks",
         )
     return new
 
@@ -187,10 +187,10 @@ def _drafts(streamer: Any, start: int, end: int) -> StepCallback | None:
     if not hasattr(streamer, "put_draft"):
         return None
 
-    def watch(view: StepEvent) -> None:
-        streamer.put_draft(view.tokens[:, start:end].cpu())
+    def on_step(event: StepEvent) -> None:
+        streamer.put_draft(event.tokens[:, start:end].cpu())
 
-    return watch
+    return on_step
 
 
 def _ids(tokens: int | list[int] | None) -> list[int]:

@@ -83,7 +83,7 @@ class Block(Deriving):
         super().__init__()
         width, hidden = config.width, config.mlp_ratio * config.width
         self.heads, self.head_width, self.query_key_norm = config.heads, width // config.heads, config.query_key_norm
-        self.dropout, self.timed, self.int8 = config.dropout, config.timed, False
+        self.dropout, self.time_conditioned, self.int8 = config.dropout, config.timed, False
         self.norm_1, self.norm_2 = Norm(width), Norm(width)
         size = config.convolution
         self.convolution = ShortConvolution(width, size, causal=config.causal) if size else None
@@ -116,7 +116,7 @@ class Block(Deriving):
             outputs: nothing after attention looks at other positions, so these alone are computed from there on.
             memory: of the positions before these, if rows are read in parts.
         """
-        if self.timed:
+        if self.time_conditioned:
             return self._modulated(x, layout, condition, outputs, memory)
         w = self.derived("folded", lambda: self._folded(condition))
         mixed = self._attention(F.layer_norm(x, x.shape[-1:], w.gain_1, w.shift_1), layout, outputs, memory)

@@ -4,13 +4,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from adlm.errors import ConfigError
-from adlm.models.language_model import LanguageModel
-from adlm.randomness import Noise
+from adlm.errors import ConfigError, OutOfRange
 from adlm.samplers.ancestral import Ancestral
-from adlm.samplers.canvas import Canvas
 from adlm.samplers.sampler import Needs, Unmasking
-from adlm.samplers.state import SamplerState, StepCallback
+from adlm.samplers.state import SamplerState
 
 
 @dataclass(frozen=True)
@@ -36,48 +33,43 @@ class Blocks(Unmasking):
         super().__post_init__()
         if self.filters or self.stale_anchors != 1:
             raise ConfigError(
-                "asked for Blocks with filters or stale anchors", "the inner sampler has its own", "give them to it"
+                "Blocks takes its filters and stale_anchors from its inner sampler", subject="Blocks.filters"
             )
         if isinstance(self.inner, Blocks):
-            raise ConfigError("asked for blocks of blocks", "one size decides", "give Blocks another inner sampler")
-        if self.size < 1 or (self.window is not None and self.window < self.size):
-            raise ConfigError(
-                f"asked for blocks of {self.size} tokens seen through a window of {self.window}",
-                "a block must have a token and fit into the window",
-                "mend them",
-            )
+            raise ConfigError("the inner sampler of Blocks cannot be Blocks", subject="Blocks.inner")
+        if self.size < 1:
+            raise OutOfRange("block_size", self.size, "at least 1")
+        if self.window is not None and self.window < self.size:
+            raise OutOfRange("window", self.window, f"at least the block size {self.size}")
 
-    def board(
-        self,
-        model: LanguageModel,
-        canvas: Canvas,
-        noise: Noise,
-        watch: StepCallback | None = None,
-        stop: int | None = None,
-    ) -> SamplerState:
-        return self.inner.board(model, canvas, noise, watch, stop)
+    @property
+    def remasks(self) -> bool:
+        return self.inner.remasks
 
-    def fill(self, board: SamplerState) -> None:
-        everywhere = board.open
+    def setup(self, state: SamplerState) -> None:
+        self.inner.setup(state)
+
+    def fill(self, state: SamplerState) -> None:
+        everywhere = state.open
         length = everywhere.shape[1]
         window = min(self.window or length, length)
         positions = torch.arange(length, device=everywhere.device)
         # Each row counts from its own first blank, so that its blocks do not depend on the rest of the batch.
-        first_blank = board.blank.long().argmax(-1, keepdim=True)
-        board.whole = False
+        first_blank = state.blank.long().argmax(-1, keepdim=True)
+        state.whole = False
         for block in range(-(-length // self.size)):
             start = first_blank + block * self.size
             end = (start + self.size).clamp_max(length)
             inside = everywhere & (positions >= start) & (positions < end)
-            if board.stop is not None:
-                ended = (board.tokens == board.stop) & everywhere & (positions < start)
+            if state.stop is not None:
+                ended = (state.tokens == state.stop) & everywhere & (positions < start)
                 inside &= ~ended.any(-1, keepdim=True)
-            board.open = inside
+            state.open = inside
             left = (end - window).clamp_min(0)
-            for seen in left[board.blank.any(-1)].unique().tolist():  # rows with the same window at a time
-                board.open = inside & (left == seen)
-                board.look(slice(seen, seen + window))
-                self.inner.fill(board)
-        board.open = everywhere
-        if board.stop is not None:
-            board.tokens[board.blank] = board.stop
+            for seen in left[state.blank.any(-1)].unique().tolist():  # rows with the same window at a time
+                state.open = inside & (left == seen)
+                state.look(slice(seen, seen + window))
+                self.inner.fill(state)
+        state.open = everywhere
+        if state.stop is not None:
+            state.tokens[state.blank] = state.stop

@@ -37,13 +37,18 @@ class Canvas:
     def infilling(cls, rows: Sequence[Sequence[int]], mask_id: int) -> "Canvas":
         """Rows of one length, blank where they hold the mask token."""
         if len({len(row) for row in rows}) > 1:
-            raise ConfigError(
-                "asked for a canvas", f"rows of {sorted({len(row) for row in rows})} tokens", "make them equally long"
-            )
+            lengths = sorted({len(row) for row in rows})
+            raise ConfigError(f"the rows of a canvas must be equally long, got {lengths} tokens", subject="rows")
         tokens = torch.tensor([list(row) for row in rows])
         return cls(tokens, tokens != mask_id, torch.arange(len(rows)))
 
+    @property
+    def open(self) -> Tensor:
+        """[B, L] bool: where something may be written."""
+        return ~self.frozen
+
     def to(self, device: torch.device | str) -> "Canvas":
+        """A copy on another device."""
         return replace(
             self, tokens=self.tokens.to(device), frozen=self.frozen.to(device), sample_ids=self.sample_ids.to(device)
         )

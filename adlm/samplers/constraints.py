@@ -30,8 +30,8 @@ _MOST_EDGES = 1 << 24
 class Language(ABC):
     """Which tokens may stand in a hole.
 
-    binds: whether the token at one place limits those at others.
-    lengths: the token counts there are, where there are few.
+    binds: whether the token at one position limits those at others.
+    lengths: the token counts there are, if there are few.
     """
 
     binds: bool = True
@@ -39,7 +39,7 @@ class Language(ABC):
 
     @abstractmethod
     def allowed(self, hole: Sequence[int], position: int) -> Bools:
-        """[V]: what may be written at a place of a hole that holds these tokens; its own does not count."""
+        """[V]: what may be written at a position of a hole that holds these tokens; its own does not count."""
 
     @abstractmethod
     def among(self, lengths: range) -> Sequence[int]:
@@ -47,7 +47,7 @@ class Language(ABC):
 
 
 class Text(Language):
-    """Anything but special tokens. `first` and `later` [V]: what may stand at the first place, and at others."""
+    """Anything but special tokens. `first` and `later` [V]: what may stand at the first position, and at others."""
 
     binds = False
 
@@ -179,7 +179,8 @@ class Wording(ABC):
     """What the text of a hole has to be, not counting a space before the hole."""
 
     @abstractmethod
-    def language(self, spot: Spot) -> Language: ...
+    def language(self, spot: Spot) -> Language:
+        """What may stand in a hole at this spot."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ class Choice(Wording):
     def __post_init__(self) -> None:
         if not isinstance(self.options, tuple) or not self.options or not all(self.options):
             raise ConfigError(
-                f"asked for {self}", "not a tuple of texts, or an empty one", "write Choice(('red', 'green'))"
+                f"Choice takes a tuple of texts, none of them empty, got {self.options!r}", subject="Choice.options"
             )
 
     def language(self, spot: Spot) -> Language:
@@ -220,6 +221,7 @@ class Choice(Wording):
             f"asked for the choice {option!r} after {spot.left[-20:]!r}",
             f"the tokenizer's own tokens for it read {b''.join(texts).decode(errors='replace')!r} there",
             "write it as the tokenizer does (letter case, unknown characters), or put a space before the hole",
+            subject=option,
         )
 
 

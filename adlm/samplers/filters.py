@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 
 
 class Sites(NamedTuple):
-    """Where N tokens are about to be drawn: the canvas [B, L] as it is, and row [N] and place [N] of each in it."""
+    """Where N tokens are about to be drawn: the canvas [B, L] as it is, and row [N] and position [N] of each in it."""
 
     tokens: Tensor
     row: Tensor
@@ -25,6 +25,8 @@ class Sites(NamedTuple):
 
 @dataclass(frozen=True)
 class Filter(ABC):
+    """Changes logits before a token is drawn."""
+
     @abstractmethod
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
         """Logits [N, V] -> logits [N, V], -inf at tokens that must not be drawn."""
@@ -37,7 +39,7 @@ class Temperature(Filter):
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(0 <= self.value < math.inf, f"temperature {self.value}", "give 0 or more; 1 changes nothing")
+        _check(0 <= self.value < math.inf, "temperature", self.value, "at least 0")
 
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
         if self.value == 0:
@@ -52,7 +54,7 @@ class TopK(Filter):
     k: int
 
     def __post_init__(self) -> None:
-        _check(self.k >= 1, f"top-k {self.k}", "give 1 or more")
+        _check(self.k >= 1, "top_k", self.k, "at least 1")
 
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
         if self.k >= logits.shape[-1]:
@@ -72,7 +74,7 @@ class TopP(Filter):
     keep_crossing: bool = True
 
     def __post_init__(self) -> None:
-        _check(0 < self.p <= 1, f"top-p {self.p}", "give more than 0 and at most 1; 1 changes nothing")
+        _check(0 < self.p <= 1, "top_p", self.p, "more than 0 and at most 1")
 
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
         size = logits.shape[-1]
@@ -103,7 +105,7 @@ class MinP(Filter):
     p: float
 
     def __post_init__(self) -> None:
-        _check(0 <= self.p <= 1, f"min-p {self.p}", "give a number from 0 to 1")
+        _check(0 <= self.p <= 1, "min_p", self.p, "from 0 to 1")
 
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
         if self.p == 0:
@@ -119,7 +121,7 @@ class RepetitionPenalty(Filter):
     penalty: float
 
     def __post_init__(self) -> None:
-        _check(0 < self.penalty < math.inf, f"repetition penalty {self.penalty}", "give 1 or more; 1 changes nothing")
+        _check(0 < self.penalty < math.inf, "repetition_penalty", self.penalty, "more than 0")
 
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
         present = sites.tokens[sites.row]  # [N, L]; masks may stay among them, their logit is -inf anyway
@@ -150,7 +152,7 @@ class Allowed(Filter):
 
 @dataclass(frozen=True)
 class Forced(Filter):
-    """This token at this place of every row (counted from the row's start), if it is blank."""
+    """This token at this position of every row (counted from the row's start), if it is blank."""
 
     position: int
     token: int
@@ -167,7 +169,7 @@ def check_finite(logits: Tensor, sites: Sites) -> None:
     wrong = ~logits.amax(-1).isfinite()  # nan is the largest of all
     if bool(wrong.any()):
         fix = "check its weights: adlm.load reads them as they are"
-        raise ConfigError(_asked(wrong, sites), "the model's logits are not finite", fix)
+        raise ConfigError(_asked(wrong, sites), "the model's logits are not finite", fix, subject="logits")
 
 
 def check_drawable(logits: Tensor, sites: Sites, filters: Sequence[Filter], mask_id: int) -> None:
@@ -175,15 +177,15 @@ def check_drawable(logits: Tensor, sites: Sites, filters: Sequence[Filter], mask
     wrong = ~logits.amax(-1).isfinite()
     if bool(wrong.any()):
         names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
-        raise ConfigError(_asked(wrong, sites), f"no token is left by {names}", "allow more")
+        raise ConfigError(_asked(wrong, sites), f"no token is left by {names}", "allow more", subject=names)
     masked = logits[:, mask_id] > -math.inf
     if bool(masked.any()):
-        raise ConfigError(_asked(masked, sites), f"the mask token {mask_id} is forced there", "force another")
+        raise ConfigError(f"the mask token {mask_id} cannot be forced", subject="Forced.token")
 
 
 def _asked(wrong: Tensor, sites: Sites) -> str:
     first = int(wrong.nonzero()[0, 0])
-    return f"asked to draw a token at place {int(sites.position[first])} of row {int(sites.row[first])}"
+    return f"asked to draw a token at position {int(sites.position[first])} of row {int(sites.row[first])}"
 
 
 def _largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -207,10 +209,10 @@ def _kept(logits: Tensor, indices: Tensor) -> Tensor:
 def _ids(tokens: tuple[int, ...], logits: Tensor, verb: str) -> Tensor:
     size = logits.shape[-1]
     if outside := [token for token in tokens if not 0 <= token < size]:
-        raise ConfigError(f"asked to {verb} the tokens {outside}", f"the vocabulary has {size}", "give their numbers")
+        raise OutOfRange(f"tokens to {verb}", outside, f"ids below {size}")
     return torch.tensor(tokens, device=logits.device, dtype=torch.long)
 
 
-def _check(right: bool, what: str, fix: str) -> None:
+def _check(right: bool, name: str, value: float, rule: str) -> None:
     if not right:
-        raise ConfigError(f"asked for {what}", "it means nothing", fix)
+        raise OutOfRange(name, value, rule)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from adlm.data.tokenizer import MASK, Tokenizer
 from adlm.errors import ConfigError
-from adlm.samplers.constraints import Constraint, Language, Spot, Wording, any_text, begins_with_space
+from adlm.samplers.constraints import Language, Spot, Wording, any_text, begins_with_space
 
 MOST_COMBINATIONS = 64
 _HOLE = re.compile(r"\[MASK(?:\]|:([^\]\n]*)\]?)")
@@ -39,8 +39,10 @@ class Template:
 
     @classmethod
     def read(cls, text: str, tokenizer: Tokenizer, constraints: Sequence[Wording | None] | None = None) -> "Template":
-        """Args:
-        constraints: one for each hole, None where anything may stand.
+        """Read a text with holes.
+
+        Args:
+            constraints: one per hole, None if anything may stand there.
         """
         texts, holes = read_holes(text)
         wordings = _one_each(constraints, holes)
@@ -50,10 +52,10 @@ class Template:
         for left, hole, wording in zip(texts, holes, wordings, strict=False):
             spot = _spot(tokenizer, left, first_hole=not parts)
             language = any_text(spot._replace(left="")) if wording is None else wording.language(spot)
-            parts.append(tuple(tokenizer.encode(spot.left).tolist()))
+            parts.append(tuple(tokenizer.encode_known(spot.left).tolist()))
             languages.append(language)
             lengths.append(_lengths(hole, language, wording))
-        parts.append(tuple(tokenizer.encode(texts[-1]).tolist()))
+        parts.append(tuple(tokenizer.encode_known(texts[-1]).tolist()))
         return cls(tuple(parts), tuple(languages), tuple(lengths))
 
     def combinations(self) -> list[tuple[int, ...]]:
@@ -63,6 +65,7 @@ class Template:
                 f"asked to choose the lengths of {len(self.lengths)} holes",
                 f"more than {MOST_COMBINATIONS} combinations, of which each is scored",
                 "narrow the ranges, or fill the holes one after another",
+                subject="hole lengths",
             )
         return list(product(*self.lengths))
 
@@ -73,14 +76,14 @@ class Template:
             out += [mask_id] * length + list(part)
         return out
 
-    def constraints(self, lengths: Sequence[int], *, offset: int, samples: int) -> tuple[Constraint, ...]:
-        """Of the holes in `samples` equal rows, whose text begins at place `offset`."""
+    def spans(self, lengths: Sequence[int], *, offset: int) -> list[tuple[int, int, Language]]:
+        """Start, end and language of each hole in a row whose text begins at position `offset`."""
         spans, start = [], offset
         for part, length, language in zip(self.parts, lengths, self.languages, strict=False):
             start += len(part)
             spans.append((start, start + length, language))
             start += length
-        return tuple(Constraint(row, *span) for row in range(samples) for span in spans)
+        return spans
 
 
 def read_holes(text: str) -> tuple[list[str], list[Hole]]:
@@ -91,12 +94,12 @@ def read_holes(text: str) -> tuple[list[str], list[Hole]]:
         holes.append(_hole(match[0]))
         after = match.end()
     if not holes:
-        raise ConfigError("asked to fill holes", f"no {MASK} in the text", f"write {MASK} for each missing token")
+        raise ConfigError(f"the text has no hole: write {MASK} for each missing token", subject="text")
     return [*texts, text[after:]], holes
 
 
 def _spot(tokenizer: Tokenizer, left: str, *, first_hole: bool) -> Spot:
-    """Of a hole after `left`, the space before it taken into it where tokens begin with their space."""
+    """Of a hole after `left`, the space before it taken into it if tokens begin with their space."""
 
     def first(text: str) -> bool:
         return first_hole and not len(tokenizer.encode(text))
@@ -117,11 +120,14 @@ def _hole(written: str) -> Hole:
             f"asked to fill the hole {written!r}",
             "what follows the colon is no token count",
             "write [MASK:4] or [MASK:2-6], with numbers from 1 to 9999",
+            subject=written,
         )
     least, most = int(lengths[1]), int(lengths[2] or lengths[1])
     if least > most:
         raise ConfigError(
-            f"asked to fill the hole {written!r}", "the least is more than the most", f"write [MASK:{most}-{least}]"
+            f"the hole {written!r} has its lengths in the wrong order",
+            fix=f"write [MASK:{most}-{least}]",
+            subject=written,
         )
     return Hole(written, least, most, said=True)
 
@@ -129,14 +135,14 @@ def _hole(written: str) -> Hole:
 def _one_each(constraints: Sequence[Wording | None] | None, holes: Sequence[Hole]) -> Sequence[Wording | None]:
     if constraints is None:
         return [None] * len(holes)
-    asked = f"asked to fill {len(holes)} holes under constraints"
-    fix = "give a list with one for each hole, None where anything may stand"
     if isinstance(constraints, Wording) or len(constraints) != len(holes):
-        found = "one that is not in a list" if isinstance(constraints, Wording) else f"{len(constraints)} of them"
-        raise ConfigError(asked, found, fix)
+        found = "one that is not in a list" if isinstance(constraints, Wording) else f"{len(constraints)}"
+        raise ConfigError(
+            f"constraints must be a list with one per hole ({len(holes)}), got {found}", subject="constraints"
+        )
     for each in constraints:
         if each is not None and not isinstance(each, Wording):
-            raise ConfigError(asked, f"{each!r} is none", "give Choice, Digits, Pattern or None")
+            raise ConfigError(f"a constraint is a Choice, Digits, Pattern or None, got {each!r}", subject=repr(each))
     return constraints
 
 
@@ -150,6 +156,7 @@ def _lengths(hole: Hole, language: Language, wording: Wording | None) -> Sequenc
         raise ConfigError(
             f"asked to fill {hole.written} by {wording or 'text'}",
             f"no {hole.least if hole.least == hole.most else f'{hole.least} to {hole.most}'} tokens are right{known}",
-            "change the token counts or the constraint; mind spaces, which are written before the hole",
+            "change the token counts or the constraint; write spaces before the hole, not into the constraint",
+            subject=hole.written,
         )
     return possible

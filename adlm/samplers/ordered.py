@@ -1,4 +1,4 @@
-"""The surest tokens first: by confidence, margin or entropy, as many a step as a pace says."""
+"""The surest tokens first: by confidence, margin or entropy, as many per step as a pace says."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.errors import ConfigError
-from adlm.samplers.orders import Confidence, Order, PredictedOrder
+from adlm.samplers.orders import Confidence, Order, OrderContext, PredictedOrder
 from adlm.samplers.paces import InSteps, Pace, Ranked
 from adlm.samplers.sampler import Needs, Unmasking
 from adlm.samplers.state import SamplerState
@@ -19,7 +19,7 @@ class Ordered(Unmasking):
 
     Args:
         order: which blanks first.
-        pace: how many of them a step; at least one of each row.
+        pace: how many of them per step; at least one of each row.
         agreeing: two-stage models reveal, beyond that, every blank at which the anchor stage's likeliest token is the
             one that was drawn from the denoiser: rows are done in fewer steps.
         schedule: what models that are told the time are told, from the fraction of masks that they see.
@@ -38,26 +38,26 @@ class Ordered(Unmasking):
         super().__post_init__()
         if self.agreeing and not isinstance(self.order, PredictedOrder):
             raise ConfigError(
-                f"asked to reveal where both stages agree, in the order {type(self.order).__name__}",
-                "it draws no tokens that could agree before it chooses",
-                "use Confidence, Margin or LeastEntropy",
+                f"agreeing=True needs an order that draws before it chooses, got {type(self.order).__name__}",
+                fix="use Confidence, Margin or LeastEntropy",
+                subject="Ordered.agreeing",
             )
 
-    def fill(self, board: SamplerState) -> None:
-        at_first = board.blank.sum(-1)
+    def fill(self, state: SamplerState) -> None:
+        at_first = state.blank.sum(-1)
         step = 0
-        while bool((blank := board.blank).any()):
-            t = self.schedule.inverse(1 - board.masked_fraction).clamp(0, 1)
-            agrees = board.anchor_measure(blank, t, lambda guess: guess.drawn) if self.agreeing else None
-            offer = self.order.offer(board, blank, t, step)
+        while bool((blank := state.blank).any()):
+            t = self.schedule.inverse(1 - state.masked_fraction).clamp(0, 1)
+            agrees = state.anchor_measure(blank, t, lambda prediction: prediction.drawn) if self.agreeing else None
+            offer = self.order.offer(OrderContext(state, blank, t, step))
             fresh = self._taken(blank, offer.score, offer.entropy, at_first, step)
             if agrees is not None and offer.tokens is not None:
                 fresh[blank] |= agrees == offer.tokens
             if offer.tokens is None or offer.confidence is None:
-                board.reveal(fresh, t, step)
+                state.reveal(fresh, t, step)
             else:
-                board.write(fresh, offer.tokens[fresh[blank]], offer.confidence[fresh[blank]])
-            board.show(fresh)
+                state.write(fresh, offer.tokens[fresh[blank]], offer.confidence[fresh[blank]])
+            state.show(fresh)
             step += 1
 
     def _taken(self, blank: Tensor, score: Tensor, entropy: Tensor, at_first: Tensor, step: int) -> Tensor:

@@ -23,13 +23,24 @@ class Offer(NamedTuple):
     confidence: Tensor | None = None
 
 
+class OrderContext(NamedTuple):
+    """What an order chooses from: the blanks [B, L] bool of a state, at times t [B], in a step."""
+
+    state: SamplerState
+    blank: Tensor
+    t: Tensor
+    step: int
+
+
 @dataclass(frozen=True)
 class Order(ABC):
+    """Where to write first."""
+
     reads_anchors: ClassVar[bool] = False  # True: for two-stage models
 
     @abstractmethod
-    def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
-        """What the blanks [B, L] offer at times t [B]."""
+    def offer(self, context: OrderContext) -> Offer:
+        """Score the blanks."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +51,13 @@ class PredictedOrder(Order, ABC):
     def score(self, p: Tensor, confidence: Tensor) -> Tensor:
         """Probabilities [n, V], and those [n] of the tokens drawn -> [n]."""
 
-    def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
-        def measure(guess: Prediction) -> Tensor:
-            p = guess.raw.softmax(-1)
-            confidence = p.gather(-1, guess.drawn[:, None])[:, 0]
+    def offer(self, context: OrderContext) -> Offer:
+        def measure(prediction: Prediction) -> Tensor:
+            p = prediction.raw.softmax(-1)
+            confidence = p.gather(-1, prediction.drawn[:, None])[:, 0]
             return torch.stack([self.score(p, confidence), entropy(p), confidence], -1)
 
-        tokens, measured = board.predict(blank, t, step, measure=measure)
+        tokens, measured = context.state.predict(context.blank, context.t, context.step, measure=measure)
         score, entropies, confidence = measured.unbind(-1)
         return Offer(score, entropies, tokens, confidence)
 
@@ -85,17 +96,17 @@ class AnchorConfidence(Order):
 
     reads_anchors: ClassVar[bool] = True
 
-    def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
-        measured = board.anchor_measure(blank, t, _sureness)
+    def offer(self, context: OrderContext) -> Offer:
+        measured = context.state.anchor_measure(context.blank, context.t, _sureness)
         return Offer(*measured.unbind(-1))
 
 
 @dataclass(frozen=True)
 class AnyOrder(Order):
-    """By lot: what LLaDA calls random remasking. No logits are needed to choose."""
+    """At random: what LLaDA calls random remasking. No logits are needed to choose."""
 
-    def offer(self, board: SamplerState, blank: Tensor, t: Tensor, step: int) -> Offer:
-        score = board.uniform("order", step)[blank]
+    def offer(self, context: OrderContext) -> Offer:
+        score = context.state.uniform("order", context.step)[context.blank]
         return Offer(score, torch.full_like(score, torch.inf))
 
 
@@ -104,6 +115,6 @@ def entropy(p: Tensor) -> Tensor:
     return torch.special.entr(p).sum(-1)
 
 
-def _sureness(guess: Prediction) -> Tensor:
-    p = guess.p
+def _sureness(prediction: Prediction) -> Tensor:
+    p = prediction.p
     return torch.stack([p.amax(-1), entropy(p)], -1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PerStep(Pace):
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise ConfigError(f"asked to reveal {self.k} tokens per step", "fewer than 1", "give 1 or more")
+            raise OutOfRange("tokens_per_step", self.k, "at least 1")
 
     def count(self, view: Ranked) -> Tensor:
         return torch.full_like(view.left, self.k)
@@ -52,7 +52,7 @@ class InSteps(Pace):
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ConfigError(f"asked for {self.steps} steps", "fewer than 1", "give 1 or more")
+            raise OutOfRange("steps", self.steps, "at least 1")
 
     def count(self, view: Ranked) -> Tensor:
         return view.at_first // self.steps + (view.step < view.at_first % self.steps).long()
@@ -79,7 +79,7 @@ class EntropyBound(Pace):
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
-            raise ConfigError(f"asked for an entropy bound of {self.gamma}", "below 0", "give nats, 0 or more")
+            raise OutOfRange("gamma", self.gamma, "at least 0 nats")
 
     def count(self, view: Ranked) -> Tensor:
         within = view.entropy.cumsum(-1) - view.entropy.cummax(-1).values <= self.gamma

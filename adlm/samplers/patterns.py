@@ -211,6 +211,7 @@ class _Paths:
             f"asked for a hole that matches {self.regex!r}",
             f"{name.lower().replace('_', ' ')} cannot be held token by token",
             "write it with literals, classes, alternatives, groups and repetition",
+            subject=self.regex,
         )
 
 
@@ -219,9 +220,11 @@ def _parsed(regex: str) -> list[tuple[Any, Any]]:
     try:
         tree = _re_parser.parse(regex)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(asked, f"not a regular expression: {error}", "mend it") from error
+        raise ConfigError(asked, f"not a regular expression: {error}", "correct it", subject=regex) from error
     if flags := re.RegexFlag(tree.state.flags) & ~(re.UNICODE | re.VERBOSE):
-        raise ConfigError(asked, f"flags are not supported: {flags!r}", "spell the characters out, as in [Aa]")
+        raise ConfigError(
+            asked, f"flags are not supported: {flags!r}", "spell the characters out, as in [Aa]", subject=regex
+        )
     items = list(tree)
     # A hole is matched as a whole anyway.
     if items and items[0][0].name == "AT" and items[0][1].name in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
@@ -263,4 +266,5 @@ def too_large(regex: str) -> ConfigError:
         f"asked for a hole that matches {regex!r}",
         "it has too many states",
         "use + or * where counts do not matter, and narrow classes such as [a-z]",
+        subject=regex,
     )

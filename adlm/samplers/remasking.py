@@ -1,8 +1,8 @@
-"""When to take a token back: the rules of ReMDM (arXiv 2503.00307) and of discrete flow matching, one posterior.
+"""When to mask a token again: the rules of ReMDM (arXiv 2503.00307) and of discrete flow matching, one posterior.
 
 From time t to the earlier s, a visible token is masked again with probability sigma, and a masked one is revealed with
-chance (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), so that the fraction of visible tokens is alpha_s whatever sigma
-is. It must not exceed sigma_max = min(1, (1 - alpha_s) / alpha_t). A rule says what sigma is.
+probability (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), so that the fraction of visible tokens is alpha_s
+whatever sigma is. It must not exceed sigma_max = min(1, (1 - alpha_s) / alpha_t). A rule says what sigma is.
 """
 
 from abc import ABC, abstractmethod
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from adlm.diffusion.schedule import Schedule
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 
 
 class ReverseStep(NamedTuple):
-    """From alpha_t to alpha_s, with remasking chance sigma: one number, or one for each position [B, L]."""
+    """From alpha_t to alpha_s, with remasking probability sigma: one number, or one per position [B, L]."""
 
     alpha_t: float
     alpha_s: float
@@ -31,8 +31,22 @@ class ReverseStep(NamedTuple):
         return (self.alpha_s - (1 - self.sigma) * self.alpha_t) / (1 - self.alpha_t)
 
 
+class RemaskContext(NamedTuple):
+    """What a rule decides from: alpha before and after the step, the largest sigma, and confidence [B, L].
+
+    Confidence is the probability that each visible token had when it was drawn; inf elsewhere.
+    """
+
+    alpha_t: float
+    alpha_s: float
+    sigma_max: float
+    confidence: Tensor
+
+
 @dataclass(frozen=True)
 class RemaskRule(ABC):
+    """When to mask a token again."""
+
     def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> ReverseStep:
         """The step from time t to s.
 
@@ -41,18 +55,18 @@ class RemaskRule(ABC):
         """
         alpha_t, alpha_s = (schedule.alpha(torch.tensor(x, dtype=torch.float64)).item() for x in (t, s))
         most = min(1.0, (1 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
-        return ReverseStep(alpha_t, alpha_s, self.sigma(alpha_t, alpha_s, most, confidence))
+        return ReverseStep(alpha_t, alpha_s, self.sigma(RemaskContext(alpha_t, alpha_s, most, confidence)))
 
     @abstractmethod
-    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float | Tensor:
-        """The probability to mask a visible token again, at most `most`."""
+    def sigma(self, step: RemaskContext) -> float | Tensor:
+        """The probability to mask a visible token again, at most sigma_max."""
 
 
 @dataclass(frozen=True)
 class Never(RemaskRule):
     """What is revealed stays: MDLM."""
 
-    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
+    def sigma(self, step: RemaskContext) -> float:
         return 0.0
 
 
@@ -65,8 +79,8 @@ class Cap(RemaskRule):
     def __post_init__(self) -> None:
         _check_fraction("eta", self.eta)
 
-    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
-        return min(self.eta, most)
+    def sigma(self, step: RemaskContext) -> float:
+        return min(self.eta, step.sigma_max)
 
 
 @dataclass(frozen=True)
@@ -78,29 +92,29 @@ class Rescale(RemaskRule):
     def __post_init__(self) -> None:
         _check_fraction("eta", self.eta)
 
-    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
-        return self.eta * most
+    def sigma(self, step: RemaskContext) -> float:
+        return self.eta * step.sigma_max
 
 
 @dataclass(frozen=True)
 class ByConfidence(RemaskRule):
     """ReMDM's conf: sigma_max shared out among the visible tokens, most to those drawn with the least confidence.
 
-    Masked tokens have no fraction of it, so that they come at MDLM's pace and up to one token a row is missing from
+    Masked tokens get none of it, so that they come at MDLM's pace and up to one token per row is missing from
     alpha_s, as published; the last step brings them all.
     """
 
-    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> Tensor:
+    def sigma(self, step: RemaskContext) -> Tensor:
         # Where nothing is visible the softmax of -inf alone has no value.
-        return most * torch.nan_to_num((-confidence).softmax(-1))
+        return step.sigma_max * torch.nan_to_num((-step.confidence).softmax(-1))
 
 
 @dataclass(frozen=True)
 class ForwardBackward(RemaskRule):
     """As many tokens masked again as one step forward in time would mask: (alpha_s - alpha_t) / alpha_t."""
 
-    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
-        return min(most, (alpha_s - alpha_t) / alpha_t) if alpha_t > 0 else most
+    def sigma(self, step: RemaskContext) -> float:
+        return min(step.sigma_max, (step.alpha_s - step.alpha_t) / step.alpha_t) if step.alpha_t > 0 else step.sigma_max
 
 
 @dataclass(frozen=True)
@@ -117,9 +131,10 @@ class FlowCorrector(RemaskRule):
 
     def __post_init__(self) -> None:
         if min(self.strength, self.a, self.b) < 0:
-            raise ConfigError(f"asked for {self}", "a number below 0", "give 0 or more")
+            raise OutOfRange("strength, a and b", (self.strength, self.a, self.b), "at least 0")
 
-    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
+    def sigma(self, step: RemaskContext) -> float:
+        alpha_t, alpha_s, most, _ = step
         beta = self.strength * alpha_t**self.a * (1 - alpha_t) ** self.b
         return min(most, beta * (alpha_s - alpha_t) / alpha_t) if alpha_t > 0 else most
 
@@ -128,8 +143,8 @@ class FlowCorrector(RemaskRule):
 class Loop(RemaskRule):
     """Reveal as MDLM until time `t_on`; stay at alpha_on until `t_off`, remasking with probability `eta`; then finish.
 
-    The two steps that pass t_on and t_off end where the line of alpha does; the official code goes on beyond it, which
-    in few steps reveals too much.
+    The two steps that pass t_on and t_off end where the line of alpha does; the official code continues beyond it,
+    which in few steps reveals too much.
     """
 
     eta: float = 0.02
@@ -140,13 +155,17 @@ class Loop(RemaskRule):
     def __post_init__(self) -> None:
         _check_fraction("eta", self.eta)
         if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
-            raise ConfigError(f"asked for {self}", "not 0 < t_off < t_on < 1 and 0 < alpha_on < 1", "mend them")
+            raise ConfigError(
+                f"{self} needs 0 < t_off < t_on < 1 and 0 < alpha_on < 1", subject="t_off, t_on, alpha_on"
+            )
 
     def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> ReverseStep:
         alpha_t, alpha_s = self.alpha(t), self.alpha(s)
         if not self.t_off < t <= self.t_on:
             return ReverseStep(alpha_t, alpha_s)
-        return ReverseStep(alpha_t, alpha_s, self.sigma(alpha_t, alpha_s, (1 - alpha_s) / alpha_t, confidence))
+        return ReverseStep(
+            alpha_t, alpha_s, self.sigma(RemaskContext(alpha_t, alpha_s, (1 - alpha_s) / alpha_t, confidence))
+        )
 
     def alpha(self, t: float) -> float:
         if t > self.t_on:
@@ -155,10 +174,10 @@ class Loop(RemaskRule):
             return self.alpha_on
         return 1 - (1 - self.alpha_on) * t / self.t_off
 
-    def sigma(self, alpha_t: float, alpha_s: float, most: float, confidence: Tensor) -> float:
-        return min(self.eta, most)
+    def sigma(self, step: RemaskContext) -> float:
+        return min(self.eta, step.sigma_max)
 
 
 def _check_fraction(name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise ConfigError(f"asked for {name}={value}", "it is a chance", "give a number from 0 to 1")
+        raise OutOfRange(name, value, "a probability from 0 to 1")

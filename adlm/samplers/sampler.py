@@ -1,23 +1,28 @@
-"""Samplers are values: each takes a model and a canvas and gives a filled canvas."""
+"""Samplers are values: each takes a network and a canvas and gives a filled canvas.
+
+A new one is a frozen dataclass with one method, `fill(state)`.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from adlm.errors import ConfigError
-from adlm.models.language_model import LanguageModel
+from adlm.errors import ConfigError, OutOfRange
 from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Filter
-from adlm.samplers.state import Sample, SamplerState, StepCallback
+from adlm.samplers.network import Network
+from adlm.samplers.state import DrawCallback, Sample, SamplerState, StepCallback
 
 Needs = Literal["any", "causal", "masked", "two-stage"]
 
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """Args:
-    filters: applied to the logits in this order before a token is drawn.
+    """How a canvas is filled.
+
+    Args:
+        filters: applied to the logits in this order before a token is drawn.
     """
 
     filters: tuple[Filter, ...] = ()
@@ -29,46 +34,63 @@ class Sampler(ABC):
 
     def sample(
         self,
-        model: LanguageModel,
+        network: Network,
         canvas: Canvas,
         *,
         noise: Noise,
-        watch: StepCallback | None = None,
+        on_step: StepCallback | None = None,
+        on_draw: DrawCallback | None = None,
         stop: int | None = None,
     ) -> Sample:
-        """Fill the canvas. The model's weights are not to change meanwhile.
+        """Fill the canvas. The network's weights must not change meanwhile.
 
         Args:
-            watch: called after every step.
-            stop: a token after which nothing of a row is wanted. Samplers that write from left to right leave a row
-                there and repeat the token to its end; others have written the rest by then.
+            on_step: called after every step.
+            on_draw: called with every distribution that tokens are drawn from.
+            stop: a token that ends a row. Samplers that write from left to right leave the row there and repeat the
+                token to its end; others have written the rest by then.
         """
-        with model.inference_weights():
-            board = self.board(model, canvas, noise, watch, stop)
-            self.fill(board)
-            return board.sample()
+        with network.inference_weights():
+            state = self.start(network, canvas, noise, on_step=on_step, on_draw=on_draw, stop=stop)
+            self.fill(state)
+            return state.sample()
 
-    def board(
+    def start(
         self,
-        model: LanguageModel,
+        network: Network,
         canvas: Canvas,
         noise: Noise,
-        watch: StepCallback | None = None,
+        *,
+        on_step: StepCallback | None = None,
+        on_draw: DrawCallback | None = None,
         stop: int | None = None,
     ) -> SamplerState:
-        """The board to fill; a model that the sampler cannot write with is refused."""
-        return SamplerState(model, canvas, noise, watch, stop=stop, filters=self.filters)
+        """A state to fill."""
+        state = SamplerState(network, canvas, noise, on_step=on_step, on_draw=on_draw, stop=stop)
+        self.setup(state)
+        return state
+
+    def setup(self, state: SamplerState) -> None:
+        """Set up a new state; a network that the sampler cannot use is refused."""
+        state.filters = self.filters
+
+    @property
+    def remasks(self) -> bool:
+        """Whether it may mask again what it has written."""
+        return False
 
     @abstractmethod
-    def fill(self, board: SamplerState) -> None:
-        """Write a token at every blank of the board."""
+    def fill(self, state: SamplerState) -> None:
+        """Write a token at every blank of the state."""
 
 
 @dataclass(frozen=True)
 class Unmasking(Sampler, ABC):
-    """Args:
-    stale_anchors: two-stage models compute a row's anchor stage at every so many of its passes, and only the
-        denoiser at the others. Models that were not trained for it lose much.
+    """A sampler for networks that see both sides of a blank.
+
+    Args:
+        stale_anchors: two-stage networks compute a row's anchor stage at every so many of its passes, and only the
+            denoiser at the others. Networks that were not trained for it lose much.
     """
 
     stale_anchors: int = 1
@@ -79,29 +101,16 @@ class Unmasking(Sampler, ABC):
 
     def __post_init__(self) -> None:
         if self.stale_anchors < 1:
-            raise ConfigError(
-                f"asked for stale_anchors={self.stale_anchors}",
-                "fewer than 1",
-                "give 1, which is always fresh, or more",
-            )
+            raise OutOfRange("stale_anchors", self.stale_anchors, "at least 1")
 
-    def board(
-        self,
-        model: LanguageModel,
-        canvas: Canvas,
-        noise: Noise,
-        watch: StepCallback | None = None,
-        stop: int | None = None,
-    ) -> SamplerState:
-        if model.causal:
+    def setup(self, state: SamplerState) -> None:
+        if state.network.causal:
             raise ConfigError(
-                f"asked {type(self).__name__} to unmask with a left-to-right model",
-                "it only sees what is on the left",
-                "use LeftToRight",
+                f"{type(self).__name__} cannot sample from a left-to-right model, which sees only what is on the left",
+                fix="use LeftToRight",
+                subject=type(self).__name__,
             )
-        board = SamplerState(
-            model, canvas, noise, watch, stop=stop, filters=self.filters, stale_anchors=self.stale_anchors
-        )
+        super().setup(state)
+        state.stale_anchors = self.stale_anchors
         if self.stale_anchors > 1:
-            board.two_stages("stale anchors")
-        return board
+            state.check_two_stages("stale_anchors")

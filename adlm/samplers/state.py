@@ -2,41 +2,52 @@
 
 Which positions change is decided first; features are computed only for rows in which something does; the vocabulary
 is computed only at those positions, a slice at a time; and tokens are drawn there, each from a random number that
-belongs to its row, place and step alone.
+belongs to its row, position and step alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from adlm.errors import ConfigError
 from adlm.models.hand_over import AnchorState
-from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import bound_sites, hold
 from adlm.samplers.draw import draw
 from adlm.samplers.filters import Filter, Sites, check_drawable, check_finite
+from adlm.samplers.network import Network, anchor_predictions
 
 SLICE = 1 << 22  # logits at a time: what bounds the memory of a sampler, whatever L and V are
 
 
+def slice_size(vocabulary_size: int) -> int:
+    """How many positions have logits at a time."""
+    return max(1, SLICE // vocabulary_size)
+
+
 class Sample(NamedTuple):
-    """Tokens [B, L], and how many rows went through the network and through its anchor stage, all calls together."""
+    """A filled canvas, and what it cost.
+
+    tokens: [B, L].
+    network_calls: passes through the network, counted per row: a pass with k rows counts k.
+    anchor_calls: the same for the anchor stage; 0 if there is none.
+    """
 
     tokens: Tensor
-    row_calls: int
-    anchor_row_calls: int = 0
+    network_calls: int
+    anchor_calls: int = 0
 
 
 class StepEvent(NamedTuple):
-    """What a watcher sees after a step.
+    """What a step callback is told after each step.
 
     step: its number, from 0.
-    steps: in all, where that is known.
-    tokens: [B, L], to be read and not to be kept: it goes on changing.
-    fresh, remasked: [B, L] bool, what this step revealed and took back.
+    steps: how many there are in all, if that is known.
+    tokens: [B, L]; it keeps changing, so copy what you keep.
+    fresh, remasked: [B, L] bool, what this step revealed and masked again.
     """
 
     step: int
@@ -46,11 +57,8 @@ class StepEvent(NamedTuple):
     remasked: Tensor
 
 
-StepCallback = Callable[[StepEvent], None]
-
-
 class Prediction(NamedTuple):
-    """Logits [n, V] as the network gave them and as the filters left them, and the tokens [n] drawn from the latter."""
+    """Logits [n, V] of the network and after the filters, and the tokens [n] drawn from the latter."""
 
     raw: Tensor
     logits: Tensor
@@ -58,76 +66,84 @@ class Prediction(NamedTuple):
 
     @property
     def p(self) -> Tensor:
-        """What was drawn from, [n, V]."""
+        """The probabilities that were drawn from, [n, V]."""
         return self.logits.softmax(-1)
 
     @property
     def confidence(self) -> Tensor:
-        """The probability of what was drawn, [n]."""
+        """The probability of the drawn token, [n]."""
         return (self.logits.gather(-1, self.drawn[:, None])[:, 0] - self.logits.logsumexp(-1)).exp()
 
 
-Measure = Callable[[Prediction], Tensor]  # a number for each, or several [n, ...]
+StepCallback = Callable[[StepEvent], None]
+DrawCallback = Callable[[Sites, Prediction], None]  # where tokens were drawn, and from what; not all are written
+Measure = Callable[[Prediction], Tensor]  # a number per prediction [n], or several [n, ...]
 
 
-def confidence(guess: Prediction) -> Tensor:
-    return guess.confidence
+def confidence(prediction: Prediction) -> Tensor:
+    """The probability of the drawn token, [n]."""
+    return prediction.confidence
 
 
 class SamplerState:
-    """tokens [B, L]; open [B, L] bool, where a sampler may write; confidence [B, L], see `RemaskRule`.
+    """What a sampler works on: the tokens so far, and the network to ask for more.
+
+    tokens: [B, L].
+    open: [B, L] bool, where a sampler may write.
+    confidence: [B, L], see `RemaskRule`.
+    filters: applied in this order to whatever is drawn.
+    stale_anchors: a row's anchor features serve so many of its passes before they are computed again.
+    whole: False for samplers that fill the canvas part by part; then the number of steps is not known.
 
     Args:
-        stop: a token after which nothing of a row is wanted, for samplers that write from left to right.
-        filters: applied in this order to whatever is drawn.
-        stale_anchors: a row's anchor features serve so many of its passes before they are computed anew.
+        stop: a token that ends a row, for samplers that write from left to right.
     """
 
     def __init__(
         self,
-        model: LanguageModel,
+        network: Network,
         canvas: Canvas,
         noise: Noise,
-        watch: StepCallback | None = None,
         *,
+        on_step: StepCallback | None = None,
+        on_draw: DrawCallback | None = None,
         stop: int | None = None,
-        filters: Sequence[Filter] = (),
-        stale_anchors: int = 1,
     ) -> None:
-        self.model, self.canvas, self.noise, self.watch, self.stop = model, canvas, noise, watch, stop
-        self.filters, self.stale_anchors = filters, stale_anchors
+        self.network, self.canvas, self.noise, self.stop = network, canvas, noise, stop
+        self.on_step, self.on_draw = on_step, on_draw
+        self.filters: tuple[Filter, ...] = ()
+        self.stale_anchors, self.whole = 1, True
         self.tokens = canvas.tokens.clone()
         self.open = ~canvas.frozen
         self.confidence = torch.full(self.tokens.shape, torch.inf, device=self.tokens.device)
         self.window = slice(0, self.tokens.shape[1])
-        self.whole = True  # filled in one go, and not a block after another
-        self.row_calls = self.anchor_row_calls = self.shown = 0
+        self.network_calls = self.anchor_calls = self.shown = 0
         self._stage: AnchorState | None = None
         self._age = torch.zeros_like(canvas.sample_ids)
 
     @property
     def blank(self) -> Tensor:
         """[B, L] bool: still to be filled."""
-        return self.open & (self.tokens == self.model.vocabulary.mask_id)
+        return self.open & (self.tokens == self.network.vocabulary.mask_id)
 
     @property
     def masked_fraction(self) -> Tensor:
         """[B]: how much of what the network sees is masked."""
-        return (self.tokens[:, self.window] == self.model.vocabulary.mask_id).float().mean(-1)
+        return (self.tokens[:, self.window] == self.network.vocabulary.mask_id).float().mean(-1)
 
     def uniform(self, *name: str | int) -> Tensor:
-        """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the place."""
+        """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the position."""
         return self.noise.fork(*name).uniform(self.canvas.sample_ids, self.tokens.shape[1])
 
     def predict(
         self, where: Tensor, t: float | Tensor, *name: str | int, measure: Measure = confidence
     ) -> tuple[Tensor, Tensor]:
-        """Draw a token [N] at each of the positions `where` [B, L], without writing it; and measure each [N].
+        """Draw a token [N] at each of the positions `where` [B, L] without writing it, and measure each [N].
 
         Args:
-            t: the time, of all rows or of each [B], for models that are told it.
+            t: the time, of all rows or of each [B], for time-conditioned networks.
             name: of the random numbers.
-            measure: what else is wanted of each distribution; the probability of the drawn token by default.
+            measure: what else to take from each distribution; by default the probability of the drawn token.
         """
         return self.draw(self._features(where, t), where, *name, measure=measure)
 
@@ -142,26 +158,22 @@ class SamplerState:
         ahead = self.tokens.clone() if self.canvas.constraints else self.tokens
         for part in parts:
             sites = Sites(ahead, row[part], position[part])
-            raw = logits = self.model.logits(final[part])
-            check_finite(raw, sites)
+            # The features themselves if they are one part: a network may have their logits already.
+            prediction = self._prediction(final if len(parts) == 1 else final[part], sites, bits[part])
+            tokens[part] = prediction.drawn
             if self.canvas.constraints:
-                logits = hold(logits, sites, self.canvas.constraints)
-            for each in self.filters:
-                logits = each(logits, sites)
-            check_drawable(logits, sites, self.filters, self.model.vocabulary.mask_id)
-            tokens[part] = drawn = draw(logits, bits[part])
-            if self.canvas.constraints:
-                ahead[row[part], position[part]] = drawn
-            measured.append(measure(Prediction(raw, logits, drawn)))
+                ahead[sites.row, sites.position] = prediction.drawn
+            if self.on_draw is not None:
+                self.on_draw(sites, prediction)
+            measured.append(measure(prediction))
         return tokens, measured[0] if len(parts) == 1 else torch.cat(measured)[torch.cat(parts).argsort()]
 
     def anchor_measure(self, where: Tensor, t: float | Tensor, measure: Measure) -> Tensor:
         """Measure the anchor stage's own prediction [N] at `where`, with its likeliest token as the one drawn."""
-        head = self.two_stages("anchor confidence").anchor_head
-        assert head is not None
+        self.check_two_stages("anchor confidence")
         rows = where.any(-1)
         anchor = self._stages(rows, t).anchor[where[rows][:, self.window]]
-        logits = (head(part) for part in anchor.split(self._slice))  # the mask left out
+        logits = (anchor_predictions(self.network, part) for part in anchor.split(self._slice))
         return torch.cat([measure(Prediction(part, part, part.argmax(-1))) for part in logits])
 
     def reveal(self, where: Tensor, t: float | Tensor, *name: str | int) -> None:
@@ -170,45 +182,62 @@ class SamplerState:
             self.write(where, *self.predict(where, t, *name))
 
     def write(self, where: Tensor, tokens: Tensor, confidence: Tensor) -> None:
+        """Write tokens [N] at `where`, drawn with these probabilities [N]."""
         self.tokens[where], self.confidence[where] = tokens, confidence.to(self.confidence.dtype)
 
     def remask(self, where: Tensor) -> None:
-        self.tokens[where], self.confidence[where] = self.model.vocabulary.mask_id, torch.inf
+        """Make `where` blank again."""
+        self.tokens[where], self.confidence[where] = self.network.vocabulary.mask_id, torch.inf
 
-    def show(self, fresh: Tensor, remasked: Tensor | None = None, steps: int | None = None) -> None:
-        """Tell the watcher of a step that is done."""
-        if self.watch is not None:
+    def show(self, fresh: Tensor, remasked: Tensor | None = None, *, steps: int | None = None) -> None:
+        """Call the step callback: a step is done, of so many in all."""
+        if self.on_step is not None:
             nothing = torch.zeros_like(fresh) if remasked is None else remasked
-            self.watch(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, nothing))
+            self.on_step(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, nothing))
         self.shown += 1
 
     def sample(self) -> Sample:
-        return Sample(self.tokens, self.row_calls, self.anchor_row_calls)
+        """The result."""
+        return Sample(self.tokens, self.network_calls, self.anchor_calls)
 
     def look(self, window: slice) -> None:
-        """Show the network this part of the canvas alone. What was kept of the anchor stage is dropped."""
+        """Show the network this part of the canvas alone. Kept anchor features are dropped."""
         self.window, self._stage = window, None
+
+    def check_two_stages(self, purpose: str) -> None:
+        """Refuse a network without an anchor stage."""
+        if self.network.stages < 2:
+            raise ConfigError(f"{purpose} needs a model with an anchor stage", subject=purpose)
+
+    def _prediction(self, final: Tensor, sites: Sites, bits: Tensor) -> Prediction:
+        raw = logits = self.network.logits(final)
+        check_finite(raw, sites)
+        if self.canvas.constraints:
+            logits = hold(logits, sites, self.canvas.constraints)
+        for each in self.filters:
+            logits = each(logits, sites)
+        check_drawable(logits, sites, self.filters, self.network.vocabulary.mask_id)
+        return Prediction(raw, logits, draw(logits, bits))
 
     def _features(self, where: Tensor, t: float | Tensor) -> Tensor:
         """[N, D] at `where`, from the rows in which it has anything."""
         rows = where.any(-1)
         tokens, output_mask = self.tokens[rows][:, self.window], where[rows][:, self.window]
-        self.row_calls += len(tokens)
-        if self.model.stages == 2 and (self.stale_anchors > 1 or self._stage is not None):
+        self.network_calls += len(tokens)
+        if self.network.stages > 1 and (self.stale_anchors > 1 or self._stage is not None):
             stage = self._stages(rows, t)
             self._age[rows] += 1
-            return self.model.denoise(stage, tokens, self._times(rows, t), output_mask=output_mask)
-        self.anchor_row_calls += len(tokens) if self.model.stages == 2 else 0
-        return self.model.features(tokens, self._times(rows, t), output_mask=output_mask).final
+            return self.network.denoise(stage, tokens, self._times(rows, t), output_mask=output_mask)
+        self.anchor_calls += len(tokens) if self.network.stages > 1 else 0
+        return self.network.features(tokens, self._times(rows, t), output_mask=output_mask).final
 
     def _stages(self, rows: Tensor, t: float | Tensor) -> AnchorState:
-        """The anchor stage's state of these rows [B] bool, computed where there is none or it has served its time."""
-        model = self.two_stages("stale anchors")
+        """The anchor stage's state of these rows [B] bool, computed where there is none or it is too old."""
         old = torch.ones_like(rows) if self._stage is None else self._age >= self.stale_anchors
         old &= rows
         if bool(old.any()):
-            fresh = model.anchor_stage(self.tokens[old][:, self.window], self._times(old, t))
-            self.anchor_row_calls += int(old.sum())
+            fresh = self.network.anchor_stage(self.tokens[old][:, self.window], self._times(old, t))
+            self.anchor_calls += int(old.sum())
             if self._stage is None:
                 empty = [part.new_zeros(len(rows), *part.shape[1:]) for part in fresh]
                 self._stage, self._age = AnchorState(*empty), torch.full_like(self._age, self.stale_anchors)
@@ -222,11 +251,6 @@ class SamplerState:
         if isinstance(t, Tensor):
             return t[rows].float()
         return torch.full((int(rows.sum()),), t, device=rows.device)
-
-    def two_stages(self, purpose: str) -> LanguageModel:
-        """The model; refuses one that has no anchor stage."""
-        self.model.check_two_stages(purpose)
-        return self.model
 
     def _parts(self, row: Tensor, position: Tensor) -> list[Tensor]:
         """The positions in slices; those under a constraint one after another in each row, as each binds the next."""
@@ -242,4 +266,4 @@ class SamplerState:
 
     @property
     def _slice(self) -> int:
-        return max(1, SLICE // self.model.vocabulary.size)
+        return slice_size(self.network.vocabulary.size)

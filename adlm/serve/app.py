@@ -14,21 +14,21 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from adlm import __version__
-from adlm.samplers.state import SamplerState
-from adlm.serve.answers import ERRORS, Completed, Filled, Health, ModelEntry, ModelList, SamplerEntry, ScoreResponse
+from adlm.samplers.sampler import Sampler
+from adlm.scoring import Score
 from adlm.serve.batcher import Ticket
 from adlm.serve.completions import Completion, answer, piece, usage
 from adlm.serve.engine import Engine, Job
-from adlm.serve.events import Appearance
+from adlm.serve.generation import Generation
 from adlm.serve.guard import Guard
 from adlm.serve.limits import RequestRefused, check_given
 from adlm.serve.metrics import Metrics
-from adlm.serve.pages import Page, pages
 from adlm.serve.requests import CompletionRequest, GenerateRequest, InfillRequest, Name, Sampling, ScoreRequest
+from adlm.serve.responses import ERRORS, Completed, Filled, Health, ModelEntry, ModelList, SamplerEntry, ScoreResponse
 from adlm.serve.samplers import samplers_of
+from adlm.serve.static_files import Page, pages
 from adlm.serve.streaming import Events, Stream, begun, line, refusal, results
-from adlm.serve.watched import shown
-from adlm.text_model import Score, TextModel
+from adlm.text_model import TextModel
 
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "events"}}
 _WHOLE_OR_STREAM: dict[int | str, dict[str, Any]] = {
@@ -121,9 +121,9 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
 
     @app.post("/v1/generate", response_class=StreamingResponse, responses=_STREAM)
     async def generate(request: Request, ask: GenerateRequest) -> Response:
-        """A text while it appears, as server-sent events: canvas, step, step, ..., done."""
-        _check(engine, ask, 1, ask.max_tokens)
-        limits.check("guesses", ask.guesses)
+        """A text while it is written, as server-sent events: canvas, step, step, ..., done."""
+        sampler = _sampler(engine, ask, 1, ask.max_tokens)
+        limits.check("predictions", ask.predictions)
         ways = {
             "canvas": ask.canvas is not None,
             "text": ask.text is not None,
@@ -135,7 +135,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
             several = " and ".join(way for way, given in ways.items() if given)
             raise RequestRefused(400, f"{several} say different things; give one of them", param=several.split()[0])
         stream = Stream()
-        stream.follow(engine.submit(engine.named(ask.model), [Appearance(ask, limits, stream.tell)]))
+        stream.follow(engine.submit(engine.named(ask.model), [Generation(ask, sampler, limits, stream.tell)]))
 
         async def lines() -> AsyncIterator[str]:
             started = False
@@ -156,29 +156,30 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         """As OpenAI's clients ask; a stream of server-sent events with `stream`."""
         if (problem := ask.unsupported()) is not None:
             raise RequestRefused(400, problem[1], param=problem[0], code="unsupported_parameter")
-        _check(engine, ask, (ask.n or 1) * len(ask.prompts), ask.max_tokens)
+        sampler = _sampler(engine, ask, (ask.n or 1) * len(ask.prompts), ask.max_tokens)
         name = engine.named(ask.model)
         head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
         head["model"] = name
         if not ask.stream:
-            parts = [Completion(ask, prompt, _seed(ask), limits) for prompt in ask.prompts]
+            parts = [Completion(ask, prompt, sampler, _seed(ask), limits) for prompt in ask.prompts]
             found = await results(request, engine.submit(name, parts))
             return answer(ask, list(zip(parts, found, strict=True)), head)
         stream = Stream()
-        return Events(stream, await begun(_streamed(request, engine, ask, head, stream), stream), limits.seconds)
+        lines = _streamed(request, engine, ask, sampler, head, stream)
+        return Events(stream, await begun(lines, stream), limits.seconds)
 
     @app.post("/v1/infill")
     async def infill(request: Request, ask: InfillRequest) -> Filled:
         """Texts with the holes filled."""
-        _check(engine, ask, ask.n, None)
-
-        def few_enough(board: SamplerState) -> None:
-            limits.check("tokens", int(board.open[0].sum()), param="text")
+        sampler = _sampler(engine, ask, ask.n, None)
 
         def work(model: TextModel, _: Ticket) -> list[str]:
             check_given(model, limits, ask.text)
-            sampler = shown(model.sampler(ask.sampler, **ask.options), few_enough)
-            return model.infill(ask.text, n=ask.n, seed=ask.seed, sampler=sampler)
+            row = model.infill_row(ask.text, seed=ask.seed)
+            canvas = model.rows.canvas([(row, k) for k in range(ask.n)])
+            limits.check("tokens", int(canvas.open[0].sum()), param="text")
+            filled = model.fill(canvas, sampler=sampler, seed=ask.seed).tokens.tolist()
+            return [model.rows.text(row, tokens) for tokens in filled]
 
         (texts,) = await results(request, engine.submit(engine.named(ask.model), [work]))
         return {"texts": texts}
@@ -203,7 +204,12 @@ def _seed(ask: CompletionRequest) -> int:
 
 
 async def _streamed(
-    request: Request, engine: Engine, ask: CompletionRequest, head: dict[str, Any], stream: Stream
+    request: Request,
+    engine: Engine,
+    ask: CompletionRequest,
+    sampler: Sampler,
+    head: dict[str, Any],
+    stream: Stream,
 ) -> AsyncIterator[str]:
     n = ask.n or 1
 
@@ -212,7 +218,7 @@ async def _streamed(
             if text:
                 stream.tell(piece(head, i * n + k, text))
 
-        return Completion(ask, prompt, _seed(ask), engine.limits, tell)
+        return Completion(ask, prompt, sampler, _seed(ask), engine.limits, tell)
 
     parts = [part(i, prompt) for i, prompt in enumerate(ask.prompts)]
     stream.follow(engine.submit(head["model"], parts))
@@ -242,14 +248,14 @@ async def _streamed(
     yield line("[DONE]")
 
 
-def _check(engine: Engine, ask: Sampling, n: int, tokens: int | None) -> None:
-    """The limits, and that the sampler can be made: before the work waits for its turn."""
+def _sampler(engine: Engine, ask: Sampling, n: int, tokens: int | None) -> Sampler:
+    """The sampler of a request. What exceeds a limit is refused here, before the request waits for its turn."""
     limits = engine.limits
     limits.check("n", n)
     limits.check("tokens", tokens, param="max_tokens")
     limits.check("steps", ask.steps)
     try:
-        engine.models[engine.named(ask.model)].sampler(ask.sampler, **ask.options)
+        return engine.models[engine.named(ask.model)].sampler(ask.sampler, **ask.options)
     except Exception as error:
         raise refusal(error) from error
 

@@ -1,20 +1,20 @@
 """Completions as OpenAI's clients ask for them, from a model that may write in any order.
 
-A stream brings what stands firm: the text up to the first blank. A sampler that may take tokens back has nothing firm
-before its end, and then all comes at once.
+A stream brings the text up to the first blank. A sampler that may mask tokens again has no final text before its end,
+and then all comes at once.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from adlm.samplers.state import SLICE, SamplerState, StepEvent
+from adlm.samplers.filters import Sites
+from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import Prediction, StepEvent
 from adlm.serve.batcher import Ticket
 from adlm.serve.limits import ServerLimits, check_given, most_tokens
 from adlm.serve.requests import CompletionRequest
-from adlm.serve.watched import shown, takes_back
 from adlm.text_model import TextModel
 
 Tell = Callable[[int, str], None]  # the number of a text among those of its prompt, and what comes next in it
@@ -31,48 +31,51 @@ class Completion:
     """The work for one prompt: `n` choices.
 
     Args:
-        tell: called with each further piece of a text that stands firm.
+        tell: called with each further piece of a text that will not change.
     """
 
     def __init__(
-        self, ask: CompletionRequest, prompt: str, seed: int, limits: ServerLimits, tell: Tell | None = None
+        self,
+        ask: CompletionRequest,
+        prompt: str,
+        sampler: Sampler,
+        seed: int,
+        limits: ServerLimits,
+        tell: Tell | None = None,
     ) -> None:
-        self.ask, self.prompt, self.seed, self.limits, self.tell = ask, prompt, seed, limits, tell
+        self.ask, self.prompt, self.sampler, self.seed = ask, prompt, sampler, seed
+        self.limits, self.tell = limits, tell
         self.prompt_tokens = 0
         self._sent = [""] * (ask.n or 1)
-        self._features: Tensor | None = None  # [B, L, D], what the last draw at each place was made from
-        self._known: Tensor
-        self._said: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
+        self._logprobs = _Logprobs(ask.logprobs) if ask.logprobs is not None else None
 
     def __call__(self, model: TextModel, ticket: Ticket) -> list[CompletedText]:
-        ask = self.ask
+        ask, suffix, n = self.ask, self.ask.suffix or "", self.ask.n or 1
         self.model = model
-        check_given(model, self.limits, self.prompt, ask.suffix or "")
-        self.given = model.tokenizer.encode(self.prompt).tolist()
+        check_given(model, self.limits, self.prompt, suffix)
+        limit = ask.max_tokens or most_tokens(model, self.limits, self.prompt, suffix)
+        row = model.prompt_row(self.prompt, suffix=suffix, max_new_tokens=limit, sampler=self.sampler)
+        self.given = list(row.before)
         self.prompt_tokens = len(self.given)
-        sampler = model.sampler(ask.sampler, **ask.options)
-        firm = self.tell is not None and not takes_back(sampler)
-        model.generate(
-            self.prompt,
-            suffix=ask.suffix or "",
-            n=ask.n or 1,
+        canvas = model.rows.canvas([(row, k) for k in range(n)])
+        self.open = canvas.open
+        sample = model.fill(
+            canvas,
+            sampler=self.sampler,
             seed=self.seed,
-            max_new_tokens=ask.max_tokens or most_tokens(model, self.limits, self.prompt, ask.suffix or ""),
-            sampler=shown(sampler, self._begin, None if ask.logprobs is None else self._drawn),
-            watch=self._pass_on if firm else None if ask.logprobs is None else self._look_up,
+            on_step=self._pass_on if self.tell is not None and not self.sampler.remasks else None,
+            on_draw=self._logprobs,
+            stop=model.tokenizer.roles.eos_id,
         )
-        choices = [self._choice(row) for row in range(ask.n or 1)]
+        choices = [self._choice(k, tokens) for k, tokens in enumerate(sample.tokens.cpu())]
         if self.tell is not None:
-            for row, choice in enumerate(choices):
-                self.tell(row, choice.text[len(self._sent[row]) :])
+            for k, choice in enumerate(choices):
+                self.tell(k, choice.text[len(self._sent[k]) :])
         return choices
 
-    def _begin(self, board: SamplerState) -> None:
-        self.board, self.open = board, board.open.clone()
-
-    def _written(self, row: int) -> tuple[list[int], bool]:
+    def _written(self, k: int, tokens: Tensor) -> tuple[list[int], bool]:
         """The ids of a text up to its first blank or its end, and whether it has ended."""
-        ids = self.board.tokens[row, self.open[row]].tolist()
+        ids = tokens[self.open[k]].tolist()
         roles = self.model.tokenizer.roles
         for i, token in enumerate(ids):
             if token in (roles.mask_id, roles.eos_id):
@@ -91,62 +94,69 @@ class Completion:
         first = min((position for position in positions if position >= 0), default=-1)
         return (text, False) if first < 0 else (text[:first], True)
 
-    def _choice(self, row: int) -> CompletedText:
-        ids, ended = self._written(row)
+    def _choice(self, k: int, tokens: Tensor) -> CompletedText:
+        ids, ended = self._written(k, tokens)
         text, stopped = self._cut(self._text(ids))
-        logprobs = None if self.ask.logprobs is None else self._logprobs(row, ids, len(text) if stopped else None)
+        logprobs = None
+        if self._logprobs is not None:
+            offsets = [len(self._text(ids[:i])) for i in range(len(ids))]
+            kept = [i for i, offset in enumerate(offsets) if not stopped or offset < len(text)]
+            positions = self.open[k].nonzero()[:, 0].tolist()
+            name = self.model.tokenizer.token
+            logprobs = {
+                "tokens": [name(ids[i]) for i in kept],
+                **self._logprobs.of(k, [positions[i] for i in kept], name),
+                "text_offset": [offsets[i] for i in kept],
+            }
         return CompletedText(text, "stop" if ended or stopped else "length", len(ids), logprobs)
 
-    def _pass_on(self, view: StepEvent) -> None:
+    def _pass_on(self, event: StepEvent) -> None:
         assert self.tell is not None
-        if not view.fresh.any():
+        if not event.fresh.any():
             return  # the prompt is being read
-        held = max(map(len, self.ask.stops), default=1) - 1  # a word to stop at may have begun
-        for row, sent in enumerate(self._sent):
-            text, stopped = self._cut(self._text(self._written(row)[0]))
+        held = max(map(len, self.ask.stops), default=1) - 1  # a stop sequence may have begun
+        tokens = event.tokens.cpu()
+        for k, sent in enumerate(self._sent):
+            text, stopped = self._cut(self._text(self._written(k, tokens[k])[0]))
             if not stopped:
                 text = text[: max(0, len(text) - held)].rstrip("\ufffd")  # half a character
             if text.startswith(sent) and text != sent:
-                self.tell(row, text[len(sent) :])
-                self._sent[row] = text
+                self.tell(k, text[len(sent) :])
+                self._sent[k] = text
 
-    def _drawn(self, final: Tensor, where: Tensor) -> None:
-        """Kept for each place until it is written: some samplers do that steps later."""
-        if self._features is None or self._features.shape[:2] != where.shape:
-            self._features = final.new_zeros(*where.shape, final.shape[-1])
-            self._known = torch.zeros_like(where)
-        self._features[where], self._known[where] = final, True
 
-    def _look_up(self, view: StepEvent) -> None:
-        """How likely the model found what this step has written, before any filter."""
-        if self._features is None:
-            return
-        tokenizer, network = self.model.tokenizer, self.model.network
-        size = max(1, SLICE // network.vocabulary.size)
-        all_rows, all_positions = (view.fresh & self._known).nonzero(as_tuple=True)
-        for rows, positions in zip(all_rows.split(size), all_positions.split(size), strict=True):
-            logs = network.logits(self._features[rows, positions]).log_softmax(-1)
-            own = logs.gather(-1, view.tokens[rows, positions][:, None])[:, 0].tolist()
-            top = logs.topk(min(self.ask.logprobs or 0, logs.shape[-1] - 1))
-            for row, position, value, best, ids in zip(
-                rows.tolist(), positions.tolist(), own, top.values.tolist(), top.indices.tolist(), strict=True
-            ):
-                names: dict[str, float] = {}
-                for i, log in zip(ids, best, strict=True):
-                    names.setdefault(tokenizer.token(i), round(log, 6))  # parts of characters may look the same
-                self._said[row, position] = round(value, 6), names
+class _Logprobs:
+    """How likely the model found the token drawn last at each position, before any filter; and its likeliest ones."""
 
-    def _logprobs(self, row: int, ids: Sequence[int], most: int | None) -> dict[str, Any]:
-        positions = self.open[row].nonzero()[:, 0].tolist()[: len(ids)]
-        offsets = [len(self._text(ids[:i])) for i in range(len(ids))]
-        kept = [i for i, offset in enumerate(offsets) if most is None or offset < most]
-        said = [self._said[row, positions[i]] for i in kept]
-        return {
-            "tokens": [self.model.tokenizer.token(ids[i]) for i in kept],
-            "token_logprobs": [value for value, _ in said],
-            "top_logprobs": [names for _, names in said] if self.ask.logprobs else None,
-            "text_offset": [offsets[i] for i in kept],
-        }
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.drawn: Tensor | None = None  # [B, L]
+        self.top: Tensor  # [B, L, k]
+        self.ids: Tensor
+
+    def __call__(self, sites: Sites, prediction: Prediction) -> None:
+        logs = prediction.raw.log_softmax(-1)
+        top = logs.topk(min(self.count, logs.shape[-1] - 1))
+        if self.drawn is None:
+            shape, k = sites.tokens.shape, top.values.shape[-1]
+            self.drawn, self.top = logs.new_zeros(shape), logs.new_zeros(*shape, k)
+            self.ids = sites.tokens.new_zeros(*shape, k)
+        where = sites.row, sites.position
+        self.drawn[where] = logs.gather(-1, prediction.drawn[:, None])[:, 0]
+        self.top[where], self.ids[where] = top.values, top.indices
+
+    def of(self, row: int, positions: Sequence[int], name: Callable[[int], str]) -> dict[str, Any]:
+        """Of the tokens at these positions of a row, as OpenAI's clients read them."""
+        if self.drawn is None or not positions:
+            return {"token_logprobs": [], "top_logprobs": [] if self.count else None}
+        names: list[dict[str, float]] = []
+        for ids, values in zip(self.ids[row, positions].tolist(), self.top[row, positions].tolist(), strict=True):
+            named: dict[str, float] = {}
+            for i, value in zip(ids, values, strict=True):
+                named.setdefault(name(i), round(value, 6))  # parts of characters may look the same
+            names.append(named)
+        drawn = [round(value, 6) for value in self.drawn[row, positions].tolist()]
+        return {"token_logprobs": drawn, "top_logprobs": names if self.count else None}
 
 
 def answer(

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import torch
 
+from adlm.models.language_model import LanguageModel
 from adlm.serve.batcher import Batcher, Cancelled, Ticket, TimedOut
 from adlm.serve.limits import RequestRefused, ServerLimits
 from adlm.text_model import TextModel
@@ -21,7 +22,7 @@ Work = Callable[[TextModel, Ticket], T]
 
 @dataclass(frozen=True)
 class Job(Generic[T]):
-    """Work that waits or runs, and what comes of it."""
+    """A request that waits or runs, and its result."""
 
     future: "Future[T]"
     ticket: Ticket
@@ -122,7 +123,7 @@ class Engine:
                 future = next(iter(self._waiting))
                 work = self._waiting.pop(future)
             if not future.set_running_or_notify_cancel():
-                continue  # given up by whoever waited for it
+                continue  # cancelled by whoever waited for it
             try:
                 future.set_result(work())
             except BaseException as error:
@@ -137,7 +138,9 @@ class Engine:
         batcher.join(1)
         try:
             ticket.check()
-            return work(TextModel(batcher.shared(ticket), model.config, model.tokenizer), ticket)
+            # Whatever samplers and scorers ask of the network, the batched one has.
+            network = cast("LanguageModel", batcher.shared(ticket))
+            return work(TextModel(network, model.config, model.tokenizer), ticket)
         except Cancelled:
             self.cancelled += 1
             raise

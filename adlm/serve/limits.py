@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 from adlm.text_model import ROWS, TextModel
 
 
@@ -19,7 +19,7 @@ class ServerLimits:
         n: texts of one request, those of all its prompts together.
         body: bytes of a request.
         seconds: from a request's arrival to its end, waiting included.
-        guesses: candidates shown for each blank.
+        predictions: candidates shown for each blank.
     """
 
     running: int = 32
@@ -29,15 +29,15 @@ class ServerLimits:
     n: int = 16
     body: int = 1 << 18
     seconds: float = 120.0
-    guesses: int = 10
+    predictions: int = 10
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, least = getattr(self, each.name), 0 if each.name in ("waiting", "guesses") else 1
+            value, least = getattr(self, each.name), 0 if each.name in ("waiting", "predictions") else 1
             if value < least:
-                raise ConfigError(f"asked for a limit of {value} {each.name}", "too little", f"give {least} or more")
+                raise OutOfRange(f"limits.{each.name}", value, f"at least {least}")
         if self.n > ROWS:
-            raise ConfigError(f"asked for a limit of {self.n} n", f"texts are written {ROWS} at once", "give no more")
+            raise OutOfRange("limits.n", self.n, f"at most {ROWS}")
 
     def check(self, name: str, value: int | None, *, param: str | None = None) -> None:
         """Refuse more than the limit of this name."""
@@ -71,7 +71,7 @@ class RequestRefused(Exception):
 
 
 def check_given(model: TextModel, limits: ServerLimits, *texts: str) -> None:
-    """Refuse more tokens to read than rows hold or may be written: left to right there is no other end to them."""
+    """Refuse more tokens to read than rows hold or may be written: causal models have no other limit."""
     given, most = (
         sum(len(model.tokenizer.encode(text)) for text in texts),
         max(model.config.packing.length, limits.tokens),
@@ -82,9 +82,6 @@ def check_given(model: TextModel, limits: ServerLimits, *texts: str) -> None:
 
 
 def most_tokens(model: TextModel, limits: ServerLimits, prompt: str, suffix: str) -> int | None:
-    """How many to write where that was not said: the limit, where the model's rows have room for more."""
-    tokenizer, rows = model.tokenizer, model.config.packing
-    begin, end = rows.frame(tokenizer.roles)
-    after = len(tokenizer.encode(suffix)) + len(end) if suffix else 0
-    room = rows.length - len(begin) - len(tokenizer.encode(prompt)) - after
+    """How many to write by default: the limit, if the model's rows have room for more."""
+    room = model.rows.room(*(model.tokenizer.encode(text).tolist() for text in (prompt, suffix)))
     return limits.tokens if room > limits.tokens else None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 Text = Annotated[str, Field(max_length=100_000)]
@@ -51,7 +51,7 @@ class Sampling(_Strict):
 
 
 class GenerateRequest(Sampling):
-    """A text to be watched while it appears: on from a prompt, with holes, or on from a canvas."""
+    """A text streamed while it is written: after a prompt, in holes, or on a canvas."""
 
     prompt: Text = ""
     suffix: Text = ""
@@ -64,7 +64,11 @@ class GenerateRequest(Sampling):
     )
     max_tokens: Count | None = None
     seed: Seed = 0
-    guesses: Annotated[int, Field(ge=0, le=1000)] = 3
+    predictions: Annotated[int, Field(ge=0, le=1000)] = Field(
+        3,
+        validation_alias=AliasChoices("predictions", "guesses"),
+        description="likeliest tokens shown for each blank; `guesses` is its old name",
+    )
 
 
 class InfillRequest(Sampling):

@@ -29,7 +29,8 @@ def refusal(error: BaseException) -> RequestRefused:
     if isinstance(error, RequestRefused):
         return error
     if isinstance(error, AdlmError):
-        return RequestRefused(400, f"{error.asked}: {error.found}; {error.fix}")
+        found = f": {error.found}" if error.found else ""
+        return RequestRefused(400, f"{error.asked}{found}" + (f"; {error.fix}" if error.fix else ""))
     if isinstance(error, (Cancelled, asyncio.CancelledError)):
         return RequestRefused(503, "the work was stopped", code="stopped", retry=5)
     trace, where = error.__traceback__, ""
@@ -49,7 +50,7 @@ async def results(request: Request, jobs: Sequence[Job[T]]) -> list[T]:
             if any(future.cancelled() or future.exception() for future in done):
                 break
             if left and await request.is_disconnected():
-                raise RequestRefused(499, "nobody listens")
+                raise RequestRefused(499, "client disconnected")
         for future in futures:
             if future.done():
                 future.result()
@@ -83,7 +84,7 @@ class Stream:
     def _put(self, event: dict[str, Any] | Job[Any]) -> None:
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
-        except RuntimeError:  # the loop is closed: nobody listens
+        except RuntimeError:  # the loop is closed: the server is stopping
             raise Cancelled from None
 
     def follow(self, jobs: Sequence[Job[Any]]) -> None:
@@ -103,7 +104,7 @@ class Stream:
                 event = await asyncio.wait_for(self._queue.get(), _LOOK)
             except (asyncio.TimeoutError, TimeoutError):
                 if await request.is_disconnected():
-                    raise RequestRefused(499, "nobody listens") from None
+                    raise RequestRefused(499, "client disconnected") from None
                 continue
             if isinstance(event, Job):
                 left -= 1

@@ -21,11 +21,11 @@ from adlm.data.table import Prepared
 from adlm.data.tokenizer import Tokenizer
 from adlm.distributed import DistributedContext, bf16_is_fast, peak_memory
 from adlm.errors import Interrupted, TrainingError
-from adlm.evaluate.perplexity import perplexity
 from adlm.models.card import Facts
 from adlm.models.io import ModelConfig, save_model
 from adlm.models.language_model import LanguageModel
 from adlm.models.network import Vocabulary
+from adlm.objectives.likelihood import table_perplexity
 from adlm.randomness import Noise
 from adlm.train.callbacks import Callback
 from adlm.train.checkpoint import Checkpoints, RunProgress, TrainState
@@ -171,15 +171,15 @@ class Trainer:
         self.model.eval()
         with self.ema.applied(self.model) if self.ema is not None else nullcontext():
             with self.parallel.full_weights():
-                found = perplexity(
+                found = table_perplexity(
                     self.model,
                     table,
                     objective=self.run_config.objective.for_validation(),
-                    rows=settings.num_rows or None,
+                    num_rows=settings.num_rows or None,
                     draws=settings.draws,
                     batch=settings.micro_batch_size,
                     seed=self.run_config.train.seed,
-                    world=self.context,
+                    context=self.context,
                 )
                 samples = tuple(text for callback in self.callbacks for text in callback.samples(self))
             nats = found.nats_per_token

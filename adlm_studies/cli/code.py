@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from adlm.cli.evaluate.perplexity import check_counts, result_path
 from adlm.cli.progress import bar, console
 from adlm.cli.sample import options_of
 from adlm.distributed import joined
 from adlm.errors import ConfigError
+from adlm.evaluate.measurement import check_counts, result_path
 from adlm.evaluate.result import Result
-from adlm.evaluate.work import weights_checksum
+from adlm.resumable import weights_checksum
 from adlm.text_model import load
 from adlm_studies.code.benchmarks import CodeProblem, read_problems, read_solutions
 from adlm_studies.code.evaluate import BenchmarkPart, CodeEvaluation

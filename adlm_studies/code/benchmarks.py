@@ -19,8 +19,8 @@ from adlm.data.files import TextFiles, json_records
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import DataError, ModelError, OutOfRange, UnknownName
-from adlm.evaluate.bound import position_nats
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.bound import position_nats
 from adlm.randomness import Noise
 from adlm.types import Batch
 from adlm_studies.code.sandbox import ProgramLimits, run

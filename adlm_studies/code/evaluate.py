@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adlm.cli.evaluate.perplexity import partial_file
 from adlm.config import to_json
 from adlm.distributed import DistributedContext
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import mean_of
-from adlm.evaluate.perplexity import ratio
+from adlm.evaluate.measurement import partial_file
 from adlm.evaluate.result import Figure, Result
-from adlm.evaluate.work import checksum, each_of, weights_checksum
+from adlm.evaluate.statistics import ratio
+from adlm.objectives.bound import mean_of
+from adlm.resumable import checksum, each_of, weights_checksum
 from adlm.samplers.sampler import Sampler
 from adlm.text_model import TextModel
 from adlm_studies.code import sandbox
@@ -91,7 +91,7 @@ class CodeEvaluation:
         tokens, size = (np.array(each, np.float64) for each in zip(*((t.tokens, t.bytes) for t in texts), strict=True))
         solution = mean_of(torch.from_numpy(nats), counted)
         figures = {
-            "bits_a_byte": Figure(*ratio(nats / math.log(2), size), kind, "bits per byte", counted),
+            "bits_per_byte": Figure(*ratio(nats / math.log(2), size), kind, "bits per byte", counted),
             "nats_per_token": Figure(*ratio(nats, tokens), kind, "nats per token", counted),
             "nats_per_solution": Figure(solution.mean, solution.error, kind, "nats per solution", counted),
         }
@@ -181,10 +181,10 @@ class CodeEvaluation:
             compute,
             width=width,
             batch=8,
-            world=self.context,
+            context=self.context,
             partial=partial_file(self.out, label),
             made_of=made_of,
-            watch=lambda done, count: self._report(label, done, count),
+            progress=lambda done, count: self._report(label, done, count),
         )
 
     def _report(self, label: str, done: int, count: int) -> None:

@@ -19,10 +19,10 @@ from adlm.config import to_json
 from adlm.data.config import Corpus
 from adlm.data.stories import Stories
 from adlm.errors import DataError, OutOfRange
-from adlm.evaluate.generation import figures
 from adlm.evaluate.judge import Judge, judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
-from adlm.evaluate.stories import sample_figures
+from adlm.evaluate.story_measures import sample_figures
+from adlm.evaluate.text_figures import figures
 from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 from adlm.train.run import Run
@@ -127,7 +127,7 @@ class GenerateTexts(StudyWork):
 
         model.generate(max_new_tokens=1, sampler=sampler)  # what only a first call pays for stays out of the time
         began = time.perf_counter()
-        texts = model.generate(n=self.texts, seed=self.seed, sampler=sampler, watch=count)
+        texts = model.generate(n=self.texts, seed=self.seed, sampler=sampler, on_step=count)
         seconds = time.perf_counter() - began
         judge = open_judge(self.judge or str(context.folder_of(_JUDGE)))
         features = np.load(context.folder_of(_REAL) / _FEATURES, allow_pickle=False)

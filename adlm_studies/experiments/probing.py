@@ -13,8 +13,8 @@ from adlm.data.loader import read_rows
 from adlm.data.shards import Shards
 from adlm.data.table import Prepared, Table
 from adlm.errors import ConfigError
-from adlm.evaluate.anchors import MAIN, STAGES, AnchorNumbers, Types
-from adlm.evaluate.jackknife import ratio
+from adlm.evaluate.anchor_sums import MAIN, STAGES, AnchorNumbers, Types
+from adlm.evaluate.statistics import jackknife_ratio as ratio
 from adlm.objectives.nelbo import Anelbo
 from adlm.text_model import TextModel
 from adlm_studies.experiments.study import StepContext, StudyWork

@@ -17,13 +17,13 @@ from adlm.anchors.positions import AtPositions
 from adlm.data.anchored_process import AnchoredProcess, Placing, at_the_back, at_the_front, spread
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError
-from adlm.evaluate.perplexity import perplexity
 from adlm.models.hand_over import Continued
 from adlm.models.io import load_model
 from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.likelihood import table_perplexity
 from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.train.fit import fit
@@ -104,7 +104,7 @@ class TrainOnProcess(StudyWork):
         fitted = fit(run, context.folder, options=options, callbacks=[context.callback])
         model, *_ = load_model(context.folder / BEST)
         law, test = process.exact(), process.rows("test")
-        nats = perplexity(model, test, draws=self.draws, batch=256).nats_per_row.mean
+        nats = table_perplexity(model, test, draws=self.draws, batch=256).nats_per_row.mean
         # Against the true law on the same rows: most of the chance in which rows were drawn cancels out.
         true = float(law.nats(test.values(np.arange(len(test)))).mean())
         shutil.rmtree(context.folder)  # there are hundreds, of seconds each

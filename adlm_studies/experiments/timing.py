@@ -14,11 +14,11 @@ import torch
 from adlm.data.loader import LoaderConfig
 from adlm.distributed import DistributedContext, device_for
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import mean_of
 from adlm.models.costs import forward_work
 from adlm.models.language_model import LanguageModel
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
+from adlm.objectives.bound import mean_of
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
 from adlm.samplers.ancestral import Ancestral
@@ -242,8 +242,8 @@ def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], te
     """Of a text, in the mean: rows through the network and its anchor stage, and floating-point operations."""
     network, vocabulary, length = model.config.network, model.config.vocabulary, model.config.packing.length
     count = texts * len(samples)
-    calls = sum(sample.row_calls for sample in samples) / count
-    anchor_calls = sum(sample.anchor_row_calls for sample in samples) / count
+    calls = sum(sample.network_calls for sample in samples) / count
+    anchor_calls = sum(sample.anchor_calls for sample in samples) / count
     if method.reference:
         work = calls * reference_pass_work(network, vocabulary, length)
     else:

@@ -14,8 +14,8 @@ from adlm.data.source import Source
 from adlm.data.table import Table
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, DataError
-from adlm.evaluate.perplexity import Perplexity, perplexity
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.likelihood import Perplexity, table_perplexity
 from adlm.text_model import TextModel
 from adlm.train.fit import fit
 from adlm.train.metrics import METRICS, each_metric
@@ -71,7 +71,7 @@ class TrainAndScore(StudyWork):
 
     def _score(self, model: LanguageModel, table: Table) -> dict[str, Any]:
         rows = min(self.rows or len(table), len(table))
-        score = perplexity(model, table, rows=rows, draws=self.draws)
+        score = table_perplexity(model, table, num_rows=rows, draws=self.draws)
         return {"rows": rows, "data": table.key, **_plain(score)}
 
 

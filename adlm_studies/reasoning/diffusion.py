@@ -28,7 +28,7 @@ from adlm.samplers.filters import Temperature
 from adlm.samplers.ordered import Ordered
 from adlm.samplers.paces import PerStep
 from adlm.samplers.sampler import Sampler, Unmasking
-from adlm.samplers.state import SamplerState, StepCallback
+from adlm.samplers.state import SamplerState
 from adlm_studies.reasoning.data import WORDS, ReasoningTable, Row, encode_layouts, read_problems, task_tokenizer
 from adlm_studies.reasoning.decode import SolveProgress, ThoughtPrediction, WrittenAnswer, top_predictions
 from adlm_studies.reasoning.methods import Anchored, Chain, ReasoningMethod
@@ -168,23 +168,16 @@ class AnchorsFirst(Unmasking):
                 subject="filters" if self.filters else "stale_anchors",
             )
 
-    def board(
-        self,
-        model: LanguageModel,
-        canvas: Canvas,
-        noise: Noise,
-        watch: StepCallback | None = None,
-        stop: int | None = None,
-    ) -> SamplerState:
-        return self.inner.board(model, canvas, noise, watch, stop)
+    def setup(self, state: SamplerState) -> None:
+        self.inner.setup(state)
 
-    def fill(self, board: SamplerState) -> None:
-        everywhere = board.open
-        board.whole = False
-        board.open = everywhere & between(board.tokens, self.begin_id, self.end_id)
-        self.inner.fill(board)
-        board.open = everywhere
-        self.inner.fill(board)
+    def fill(self, state: SamplerState) -> None:
+        everywhere = state.open
+        state.whole = False
+        state.open = everywhere & between(state.tokens, self.begin_id, self.end_id)
+        self.inner.fill(state)
+        state.open = everywhere
+        self.inner.fill(state)
 
 
 def between(tokens: Tensor, begin: int, end: int) -> Tensor:

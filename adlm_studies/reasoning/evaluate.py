@@ -12,7 +12,7 @@ from adlm.data.table import DataConfig
 from adlm.distributed import device_for
 from adlm.errors import ConfigError
 from adlm.evaluate.result import Figure, Result
-from adlm.evaluate.work import weights_checksum
+from adlm.resumable import weights_checksum
 from adlm.text_model import TextModel, load
 from adlm_studies.reasoning.answers import Accuracy, accuracy
 from adlm_studies.reasoning.data import ReasoningData, distinct, read_problems, unknown_fraction

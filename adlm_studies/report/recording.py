@@ -49,7 +49,7 @@ def record_generation(
             subject="frames" if frames < 2 else "predictions",
         )
     watched = _Watched(model.tokenizer.mask_id)
-    model.generate(prompt, sampler=sampler, seed=seed, watch=watched, **options)  # type: ignore[arg-type]
+    model.generate(prompt, sampler=sampler, seed=seed, on_step=watched, **options)  # type: ignore[arg-type]
     states = _merged(watched.states, frames)
     if not states:
         return Player(title, "The prompt left nothing to write.")

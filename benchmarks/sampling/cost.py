@@ -60,9 +60,9 @@ def quickest(function, rounds: int) -> float:
 
 def pass_seconds(model: LanguageModel, rows: int, length: int, fresh: int, rounds: int) -> float:
     """One step in which so many tokens of each row are revealed."""
-    board = Ancestral().board(model, Canvas.blank(rows, length, SIZE - 1), noise=Noise(0))
+    state = Ancestral().start(model, Canvas.blank(rows, length, SIZE - 1), noise=Noise(0))
     where = (torch.arange(length) % max(1, length // fresh) == 0).expand(rows, -1)
-    return quickest(lambda: board.predict(where, 1.0, 0), rounds)
+    return quickest(lambda: state.predict(where, 1.0, 0), rounds)
 
 
 def masked_rate(model: LanguageModel, rows: int, length: int, steps: int, rounds: int) -> float:

@@ -17,7 +17,7 @@ import torch
 
 import adlm
 from adlm.data.config import Corpus
-from adlm.evaluate.perplexity import perplexity
+from adlm.objectives.likelihood import table_perplexity
 from adlm_studies.experiments.demo import Demo
 from adlm_studies.experiments.training import held_out
 from benchmarks._record import record
@@ -54,7 +54,7 @@ def main() -> None:
         table = held_out(data, model.tokenizer, Path("runs/demo/data"))
         for precision in took:
             network.use_int8(precision == "int8")
-            found[precision] = perplexity(network, table, rows=200, draws=4).nats_per_row
+            found[precision] = table_perplexity(network, table, num_rows=200, draws=4).nats_per_row
         means = {precision: each.mean for precision, each in found.items()}
         rows.append({"what": f"nats per story, {name}", **means, "±": found["float32"].error})
     record(

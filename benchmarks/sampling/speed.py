@@ -82,7 +82,7 @@ def trajectory(steps: int, points: int) -> dict[str, float]:
     ours: list[float] = []
     theirs: list[float] = []
     with model.inference_weights():
-        warm = sampler.board(model, Canvas.blank(ROWS, LENGTH, size - 1), noise=Noise(9))
+        warm = sampler.start(model, Canvas.blank(ROWS, LENGTH, size - 1), noise=Noise(9))
         warm.reveal(warm.blank & (torch.arange(LENGTH) == 0), 1.0, 0)
         for point in range(points):
             step = int((point + 0.5) / points * steps)
@@ -96,8 +96,8 @@ def trajectory(steps: int, points: int) -> dict[str, float]:
             # Ours is quick enough to look at more of the steps around this one.
             nearby = [min(steps - 1, step + k) for k in range(3)]
             for near in nearby:
-                board = sampler.board(model, canvas, noise=Noise(point))
-                ours.append(seconds(sampler.take, near, board, Never()))
+                state = sampler.start(model, canvas, noise=Noise(point))
+                ours.append(seconds(sampler.take, near, state, Never()))
             print(f"  step {step:>5}: plain {theirs[-1]:6.2f} s, adlm {sum(ours[-3:]) / 3:5.2f} s", flush=True)
     mean = {"adlm": sum(ours) / len(ours) * steps, "plain": sum(theirs) / len(theirs) * steps}
     return {**mean, "ratio": mean["plain"] / mean["adlm"]}
@@ -130,7 +130,7 @@ def peak(which: str) -> float:
         canvas = Canvas(tokens, tokens != FULL["size"] - 1, torch.arange(ROWS))
         sampler = Ancestral(steps=128)
         with model.inference_weights():
-            sampler.take(64, sampler.board(model, canvas, noise=Noise(0)), Never())
+            sampler.take(64, sampler.start(model, canvas, noise=Noise(0)), Never())
     return resident("VmHWM") - before
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 import torch
 
 import adlm
-from adlm.evaluate.bound import mean_of, position_nats
+from adlm.objectives.bound import mean_of, position_nats
 from adlm.randomness import Noise
 from adlm.samplers import Ancestral, Canvas
 from adlm.types import Batch
@@ -60,7 +60,7 @@ def main() -> None:
                     "nats per story": nats.mean,
                     "±": nats.error,
                     "word entropy": entropy,
-                    "anchor passes per row": sample.anchor_row_calls / chosen.rows,
+                    "anchor passes per row": sample.anchor_calls / chosen.rows,
                     "seconds": seconds,
                 }
             )

@@ -3,12 +3,12 @@ import torch
 
 from adlm.anchors import NoToken, RareInSequence
 from adlm.cli import main
-from adlm.cli.evaluate.anchors import trained_rule
 from adlm.config import to_json
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import train_words
 from adlm.errors import MissingExtra
-from adlm.evaluate import anchor_report
+from adlm.evaluate import anchor_study
+from adlm.evaluate.anchor_study import trained_rule
 from adlm.evaluate.result import read_result
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
@@ -41,7 +41,9 @@ def text(tmp_path) -> str:
 
 
 def measure(model, text, out, *options) -> int:
-    return main(["evaluate", "anchors", model, text, "--out", str(out), "--levels", "0.2,0.8", "--rows", "8", *options])
+    return main(
+        ["evaluate", "anchors", model, text, "--out", str(out), "--levels", "0.2,0.8", "--limit", "8", *options]
+    )
 
 
 def test_a_result_a_table_and_a_picture_are_written(tmp_path, text, capsys):
@@ -64,7 +66,7 @@ def test_without_matplotlib_the_figures_are_written_all_the_same(tmp_path, text,
     def missing(*_, **__):
         raise MissingExtra("drawing", "it is not installed", "pip install 'adlm[plot]'")
 
-    monkeypatch.setattr(anchor_report, "optional_module", missing)
+    monkeypatch.setattr(anchor_study, "optional_module", missing)
     assert measure(saved(tmp_path / "model"), text, tmp_path / "r.json") == 0
     assert "pip install 'adlm[plot]'" in capsys.readouterr().out
     assert (tmp_path / "r.json").exists()
@@ -78,14 +80,14 @@ def test_the_rule_is_the_one_of_training_or_the_paper_s():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [(["--levels", "a"], "noise levels 'a'"), (["--levels", "2"], "noise levels"), (["--rows", "0"], "--rows 0")],
+    ("options", "subject"),
+    [(["--levels", "a"], "levels"), (["--levels", "2"], "levels"), (["--limit", "0"], "limit")],
 )
-def test_bad_settings_are_told(tmp_path, text, options, message, capsys):
+def test_bad_settings_are_told(tmp_path, text, options, subject, capsys):
     assert main(["evaluate", "anchors", saved(tmp_path / "model"), text, *options]) == 2
-    assert message in capsys.readouterr().err
+    assert subject in capsys.readouterr().err
 
 
 def test_models_of_one_stage_are_refused(tmp_path, text, capsys):
     assert measure(saved(tmp_path / "model", stages=1), text, tmp_path / "r.json") == 2
-    assert "which has one stage" in capsys.readouterr().err
+    assert "one stage" in capsys.readouterr().err

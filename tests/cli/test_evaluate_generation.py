@@ -5,14 +5,15 @@ import json
 import pytest
 import torch
 
+import adlm
 from adlm.cli import main
 from adlm.data.catalog import open_source
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_words
-from adlm.evaluate.generation import draw_references
 from adlm.evaluate.judge import judge_texts, open_judge
 from adlm.evaluate.mauve import mauve
 from adlm.evaluate.result import read_result
+from adlm.evaluate.texts import draw_references
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
@@ -56,7 +57,7 @@ def test_a_model_is_measured_beside_the_references(folder, tmp_path, capsys):
     words = ["--n", "40", "--steps", "4", "--seed", "3", "--references", real, "--training", real, "--out", str(out)]
     assert run(folder, "generation", str(folder / "masked"), *words) == 0
     result = read_result(out)
-    assert {"perplexity", "entropy", "mauve", "copied_8", "tokens_a_second"} <= result.figures.keys()
+    assert {"perplexity", "entropy", "mauve", "copied_8", "tokens_per_second"} <= result.figures.keys()
     assert result.figures["references copied_8"].value == 1
     assert "references perplexity" in result.figures
     assert len(result.items["nats"]) == 40
@@ -79,7 +80,7 @@ def test_the_texts_of_a_file_are_measured_as_the_model_s_own(folder, tmp_path):
     samples = str(tmp_path / "one.samples.jsonl")
     assert run(folder, "generation", "--texts", samples, *words, "--out", str(other)) == 0
     found, again = read_result(one).figures, read_result(other).figures
-    assert again == {name: figure for name, figure in found.items() if name != "tokens_a_second"}
+    assert again == {name: figure for name, figure in found.items() if name != "tokens_per_second"}
 
 
 def test_a_finished_measurement_writes_nothing_again(folder, tmp_path, monkeypatch):
@@ -112,24 +113,58 @@ def test_the_frontier_has_every_setting_and_the_ar_model(folder, tmp_path, capsy
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_few_texts_have_a_wide_interval_of_mauve_and_a_warning(folder, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    words = ["generation", str(folder / "masked"), "--n", "24", "--references", str(folder / "real"), "--out", str(out)]
+    assert run(folder, *words) == 0
+    figure = read_result(out).figures["mauve"]
+    assert figure.interval[0] <= figure.value <= figure.interval[1]
+    assert figure.interval[1] - figure.interval[0] > 0.02
+    assert "MAUVE of 24 texts" in capsys.readouterr().out
+
+
+def test_one_text_is_refused_with_mauve_before_it_is_written(folder, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out.json"
+    words = ["generation", str(folder / "masked"), "--n", "1", "--references", str(folder / "real"), "--out", str(out)]
+    assert run(folder, *words, "--no-mauve") == 0
+    assert read_result(out).figures["perplexity"].value > 1
+    monkeypatch.setattr(TextModel, "generate", lambda *_, **__: pytest.fail("written"))
+    assert run(folder, *words) == 2
+    assert "at least 2" in capsys.readouterr().err
+
+
+def test_the_library_finds_what_the_command_finds_and_writes_nothing_unasked(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, judge = adlm.load(folder / "masked"), open_judge(str(folder / "ar"))
+    found = adlm.evaluate.generation(model, references=folder / "real", n=20, judge=judge, steps=4, mauve=False)
+    assert not list(tmp_path.iterdir())
+    words = ["--n", "20", "--steps", "4", "--references", str(folder / "real"), "--no-mauve", "--out", "r.json"]
+    assert run(folder, "generation", str(folder / "masked"), *words) == 0
+    for name, figure in read_result(tmp_path / "r.json").figures.items():
+        assert name == "tokens_per_second" or found.figures[name] == figure
+    texts = adlm.evaluate.generation(texts=["the cat sat", "the dog sat on the log"], judge=judge)
+    assert len(texts.items["nats"]) == 2
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "subject"),
     [
-        (["generation"], "give one of them"),
-        (["generation", "MODEL", "--texts", "a.txt"], "give one of them"),
-        (["generation", "--texts", "a.txt", "--steps", "4"], "leave the sampler out"),
-        (["generation", "--texts", "no/such/file"], "name a text file"),
-        (["generation", "MODEL", "--n", "0"], "give 1 or more"),
-        (["generation", "MODEL", "--length", "99"], "give a length from 1 to 10"),
+        (["generation"], "texts"),
+        (["generation", "MODEL", "--texts", "a.txt"], "texts"),
+        (["generation", "--texts", "a.txt", "--steps", "4"], "sampler"),
+        (["generation", "--texts", "no/such/file"], "no/such/file"),
+        (["generation", "MODEL", "--n", "0"], "n must be"),
+        (["generation", "MODEL", "--length", "99"], "length must be"),
         (["generation", "MODEL", "--references", "REAL", "--split", "dev"], "split 'dev'"),
-        (["generation", "MODEL", "--references", "REAL", "--n", "100"], "ask for at most 60"),
-        (["generation", "MODEL", "--sampler", "ancestal"], "did you mean 'ancestral'"),
-        (["frontier", "MODEL", "--steps", "many"], "write as in 16..1024"),
-        (["frontier", "MODEL", "--samplers", ","], "name some"),
+        (["generation", "MODEL", "--references", "REAL", "--n", "100"], "references"),
+        (["generation", "MODEL", "--references", "REAL", "--n", "20", "--clusters", "41"], "clusters must be"),
+        (["generation", "MODEL", "--sampler", "ancestal"], "'ancestral'"),
+        (["frontier", "MODEL", "--steps", "many"], "steps"),
+        (["frontier", "MODEL", "--samplers", ","], "samplers"),
         (["frontier", "MODEL", "--samplers", "first-hitting"], "steps"),
     ],
 )
-def test_mistakes_are_answered(folder, tmp_path, words, message, capsys):
-    positions = {"MODEL": str(folder / "masked"), "REAL": str(folder / "real")}
-    assert run(folder, *(positions.get(word, word) for word in words), "--out", str(tmp_path / "out.json")) == 2
-    assert message in capsys.readouterr().err
+def test_mistakes_are_answered(folder, tmp_path, words, subject, capsys):
+    paths = {"MODEL": str(folder / "masked"), "REAL": str(folder / "real")}
+    assert run(folder, *(paths.get(word, word) for word in words), "--out", str(tmp_path / "out.json")) == 2
+    assert subject in capsys.readouterr().err

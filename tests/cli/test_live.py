@@ -135,7 +135,7 @@ def test_it_fits_into_any_terminal(unhurried, tokenizer, width, height, causal):
             seen.append(max(sum(part.cell_length for part in line) for line in lines) <= max(2, width))
 
         options = {} if causal else {"sampler": "remdm-cap", "eta": 0.3, "steps": 4}
-        texts = model.generate(["", "猫 犬"], n=2, watch=watch, **options)
+        texts = model.generate(["", "猫 犬"], n=2, on_step=watch, **options)
     assert all(seen)
     assert len(texts) == 4
     assert "\x1b[?25h" in console.file.getvalue()  # the cursor is back

@@ -12,11 +12,11 @@ from adlm.data.loader import LoaderConfig
 from adlm.data.prompts import Prompts
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
 from adlm.errors import ConfigError, DataError, UnknownName
-from adlm.evaluate.perplexity import perplexity
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.objectives.likelihood import table_perplexity
 from adlm.text_model import TextModel
 
 TOKENIZER = characters()
@@ -99,7 +99,7 @@ def test_a_trained_model_goes_on_from_prompts_in_the_rows_it_saw(config):
     network = OneStageConfig(StackConfig(width=8, heads=2, layers=1)).build(vocabulary)
     model = TextModel(network, ModelConfig(OneStageConfig(), vocabulary, data.packing), data.tokenizer)
     assert model.generate("sky")[0].startswith("sky")
-    ids, counts = model._row(TOKENIZER.encode("skyblue").tolist())
+    ids, counts = model.rows.finished(TOKENIZER.encode("skyblue").tolist())
     assert ids == data.train.tokens(np.array([1]))[0].tolist()
     assert counts == data.train.valid(np.array([1]))[0].tolist()
 
@@ -110,7 +110,7 @@ def test_a_perplexity_is_that_of_the_responses(config, padding, causal):
     data = replace(config, padding=padding).prepare()
     vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
     model = OneStageConfig(StackConfig(width=8, heads=2, layers=1, causal=causal)).build(vocabulary)  # uniform
-    result = perplexity(model, data.train, draws=2)
+    result = table_perplexity(model, data.train, draws=2)
     positions = np.array([3, 11, 15]) * padding + np.array([5, 5, 4])  # padding, then response and end
     nats = np.log(vocabulary.size - 1) * positions
     assert result.nats_per_row.mean == pytest.approx(nats.mean(), rel=1e-4)

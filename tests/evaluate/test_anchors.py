@@ -10,8 +10,9 @@ from adlm.anchors import RareInSequence
 from adlm.data.packing import Padded
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError, DataError, ModelError
-from adlm.evaluate import anchors, hand_over_trials
-from adlm.evaluate.anchors import (
+from adlm.evaluate import anchor_sums, anchor_trials
+from adlm.evaluate.anchor_study import anchor_figures, reliability
+from adlm.evaluate.anchor_sums import (
     BINS,
     IN_CORPUS,
     IN_ROW,
@@ -21,19 +22,19 @@ from adlm.evaluate.anchors import (
     WORDS,
     AnchorNumbers,
     Types,
-    anchor_figures,
     check_anchored,
-    reliability,
 )
+from adlm.evaluate.anchor_trials import TRIALS, Trials
 from adlm.evaluate.documents import packed_rows
-from adlm.evaluate.hand_over_trials import TRIALS, Trials
-from adlm.evaluate.jackknife import jackknife, ratio
+from adlm.evaluate.statistics import jackknife
+from adlm.evaluate.statistics import jackknife_ratio as ratio
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from tests.conftest import Texts, batch_of
+from tests.errors import raises
 
 LINES = (
     "the cat sat on the mat.",
@@ -126,7 +127,7 @@ def test_nats_are_those_of_the_model_at_masked_tokens(table, types):
 def test_small_slices_of_the_vocabulary_change_nothing(table, types, monkeypatch):
     whole = numbers(network(), table, types)(np.arange(6))
     sizes = []
-    for module in (anchors, hand_over_trials):
+    for module in (anchor_sums, anchor_trials):
         monkeypatch.setattr(module, "SLICE_LOGITS", 3 * VOCABULARY.size)
     model = network()
     model.head.register_forward_hook(lambda *call: sizes.append(len(call[-1])))
@@ -237,7 +238,7 @@ def test_an_anchor_stage_that_is_copied_by_the_denoiser_agrees_with_it(table, ty
 
 
 def test_a_calibration_error_is_the_gap_between_confidence_and_accuracy():
-    columns = {name: i for i, name in enumerate(anchors._columns((0.5,)))}
+    columns = {name: i for i, name in enumerate(anchor_sums._columns((0.5,)))}
     sums = np.zeros((10, len(columns)))
     for kind in KINDS:
         sums[:, columns[0.5, kind, "", "count"]] = 10
@@ -276,26 +277,26 @@ def test_types_know_their_words_and_how_frequent_they_are(types):
 
 def test_models_without_two_masked_stages_are_refused():
     one = OneStageConfig(StackConfig(width=16, heads=2, layers=1)).build(VOCABULARY)
-    with pytest.raises(ConfigError, match="one stage"):
+    with raises(ConfigError, subject="model"):
         check_anchored(one)
-    with pytest.raises(ConfigError, match="left to right"):
+    with raises(ConfigError, subject="model"):
         check_anchored(network(causal=True))
 
 
 @pytest.mark.parametrize("levels", [(), (0.0,), (1.0,), (0.5, 0.5), (-1.0,)])
 def test_noise_levels_that_are_none_are_refused(levels, table, types):
-    with pytest.raises(ConfigError, match="noise levels"):
+    with raises(ConfigError, subject="levels"):
         AnchorNumbers(network(), table, types, RareInSequence(), levels=levels)
 
 
 def test_data_of_another_tokenizer_is_refused(table):
     other = train_words(["the cat"])
-    with pytest.raises(DataError, match="prepare the data with the model's tokenizer"):
+    with raises(DataError, subject=table.name):
         Types.of(other, table)
 
 
 def test_logits_that_are_not_finite_are_an_error(table, types):
     model = network()
     model.head.bias.data[:] = torch.nan
-    with pytest.raises(ModelError, match="not finite"):
+    with raises(ModelError, subject="logits"):
         numbers(model, table, types)(np.arange(2))

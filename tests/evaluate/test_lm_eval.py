@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from adlm.cli import main
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_bpe, train_words
+from adlm.distributed import device_for
 from adlm.errors import ConfigError, DataError, ModelError
-from adlm.evaluate.bound import enumerated_nats
 from adlm.evaluate.continuations import Continuation, Scorer, joined_tokens, windows
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.bound import enumerated_nats
 from adlm.text_model import TextModel
 from adlm.types import Batch
+from tests.errors import raises
 
 CORPUS = ["the cat sat on the mat. the dog sat on the log. the red cat", "a red cat ate a fish. the dog"]
 WORDS = train_words(CORPUS)
@@ -193,7 +195,7 @@ def test_long_contexts_lose_their_beginning_and_long_continuations_are_refused()
     item = Continuation(tuple(range(10)), 6)
     assert item.cut_to(10) == item
     assert item.cut_to(5) == Continuation((5, 6, 7, 8, 9), 1)
-    with pytest.raises(DataError, match="room for 3"):
+    with raises(DataError, subject="continuation"):
         item.cut_to(3)
 
 
@@ -203,7 +205,7 @@ def test_settings_that_mean_nothing_are_refused():
         with pytest.raises(ConfigError):
             scorer(model, **settings)
     torch.nn.init.constant_(model.network.head.weight, math.nan)
-    with pytest.raises(ModelError, match="NaN"):
+    with raises(ModelError, subject="nats"):
         scorer(model)(items_of(PAIRS[:1]))
 
 
@@ -294,7 +296,7 @@ def evaluate(folder):
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
-        import adlm.cli.harness  # noqa: F401 # registers the model
+        import adlm.evaluate.lm_eval  # noqa: F401 # registers the model
 
         return simple_evaluate(
             model="adlm",
@@ -353,7 +355,7 @@ def test_the_harness_gets_what_the_model_writes(model, evaluate):
 def test_repeated_requests_get_different_samples_which_follow_the_seed(model, folder):
     from lm_eval.api.instance import Instance
 
-    from adlm.cli.harness import HarnessModel
+    from adlm.evaluate.lm_eval import HarnessModel
 
     def written(seed, repeats, batch_size=16):
         settings = {"until": [], "max_gen_toks": 5, "do_sample": True, "temperature": 1.0}
@@ -371,6 +373,18 @@ def test_repeated_requests_get_different_samples_which_follow_the_seed(model, fo
 @needs_harness
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model", [False], ids=["masked"], indirect=True)
+@pytest.mark.parametrize("device", [None, "cuda:0", "cpu"])
+def test_a_device_that_is_not_there_means_what_is_there(model, folder, device):
+    from adlm.evaluate.lm_eval import HarnessModel
+
+    harness = HarnessModel(str(folder / "model"), device=device)
+    expected = "cpu" if device == "cpu" else device_for("auto").type
+    assert next(harness.model.network.parameters()).device.type == expected
+
+
+@needs_harness
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model", [False], ids=["masked"], indirect=True)
 def test_the_command_hands_its_words_to_the_harness(folder, evaluate, monkeypatch, capsys):
     import lm_eval.tasks
 
@@ -380,7 +394,7 @@ def test_the_command_hands_its_words_to_the_harness(folder, evaluate, monkeypatc
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as the harness sets it, and leaves it
     words = ["--model", "adlm", "--model_args", f"pretrained={folder / 'model'},draws=32", "--tasks", "choice"]
-    words += ["--include_path", str(folder), "--device", "cpu", "--output_path", str(folder / "out.json")]
+    words += ["--include_path", str(folder), "--output_path", str(folder / "out.json")]
     assert main(["lm-eval", "run", *words]) == 0
     assert "choice" in capsys.readouterr().out
     (written,) = folder.glob("**/out_*.json")

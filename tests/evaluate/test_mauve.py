@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.errors import ConfigError, DataError, ModelError
+from adlm.errors import ConfigError, ModelError, OutOfRange
 from adlm.evaluate.mauve import frontier_area, mauve
+from tests.errors import raises
 
 # Histograms, and what mauve-text 0.4.0 makes of them.
 THEIRS = [
@@ -115,11 +116,22 @@ def test_a_seed_decides_the_clusters(seed):
 
 def test_what_cannot_be_measured_is_refused():
     p = np.random.default_rng(0).normal(size=(10, 4))
-    with pytest.raises(DataError, match="fewer than 2"):
+    with raises(OutOfRange, subject="n"):
         mauve(p[:1], p)
-    with pytest.raises(ConfigError, match="30 clusters"):
+    with raises(ConfigError, subject="clusters"):
         mauve(p, p, clusters=30)
-    with pytest.raises(ConfigError, match="no seed"):
+    with raises(ConfigError, subject="seeds"):
         mauve(p, p, seeds=[])
-    with pytest.raises(ModelError, match="not finite"):
+    with raises(ModelError, subject="features"):
         mauve(p, p * np.nan)
+
+
+def test_the_interval_reflects_the_number_of_texts():
+    """Few texts of one law score near 1, and the interval says how little that means."""
+    points = np.random.default_rng(0).normal(size=(2, 1000, 4))
+    few, many = (mauve(points[0, :n], points[1, :n], clusters=10, seeds=[0]) for n in (24, 1000))
+    for found in (few, many):
+        assert found.interval[0] <= found.mean <= found.interval[1]
+    assert few.interval[1] - few.interval[0] > 5 * (many.interval[1] - many.interval[0])
+    assert few.error > 5 * many.error
+    assert few.interval[1] - few.interval[0] > 0.1

@@ -1,10 +1,12 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from adlm.errors import DataError
 from adlm.evaluate.result import Figure, Result, markdown, read_result
+from tests.errors import raises
 
 RESULT = Result(
     "perplexity",
@@ -32,27 +34,42 @@ def test_figures_show_the_digits_that_their_error_lets_stand():
     assert str(Figure(math.inf, math.inf)) == "inf"
 
 
+def test_an_interval_is_shown_instead_of_the_error():
+    assert str(Figure(0.9876, 0.01, interval=(0.91, 0.999))) == "0.988 [0.910, 0.999]"
+
+
+def test_a_result_of_version_0_1_has_the_figures_of_today(tmp_path):
+    old = replace(RESULT, figures={"bits_a_byte": Figure(1.0), "bits_a_character ptb": Figure(2.0)})
+    old.save(tmp_path / "r.json")
+    stored = json.loads((tmp_path / "r.json").read_text())
+    del stored["notes"]
+    for figure in stored["figures"].values():
+        del figure["interval"]
+    (tmp_path / "r.json").write_text(json.dumps(stored))
+    assert read_result(tmp_path / "r.json").figures.keys() == {"bits_per_byte", "bits_per_character ptb"}
+
+
 def test_a_table_has_a_row_a_result():
     lines = markdown([RESULT, RESULT], ["perplexity", "other"]).split("\n")
     assert lines[2:] == ["| m | d | ≤ 12.345 ± 0.068 |  |"] * 2
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (None, "no such file"),
-        ("{", "no JSON"),
-        ("[]", "no result of this package"),
-        ('{"schema": "other"}', "no result of this package"),
-        ('{"schema": "adlm.result.v1", "task": "x"}', "not all that a result has"),
-        ('{"schema": "adlm.result.v1", "figures": {"a": {}}, "items": {}}', "not all that a result has"),
+        None,
+        "{",
+        "[]",
+        '{"schema": "other"}',
+        '{"schema": "adlm.result.v1", "task": "x"}',
+        '{"schema": "adlm.result.v1", "figures": {"a": {}}, "items": {}}',
     ],
 )
-def test_what_is_no_result_is_refused(tmp_path, content, message):
+def test_what_is_no_result_is_refused(tmp_path, content):
     path = tmp_path / "r.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, subject=str(path)):
         read_result(path)
 
 

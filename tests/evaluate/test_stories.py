@@ -11,12 +11,20 @@ from adlm.data.stories import Stories
 from adlm.data.tokenizer import train_words
 from adlm.errors import ConfigError, ModelError
 from adlm.evaluate.result import read_result
-from adlm.evaluate.stories import gives_length, kind_of, likelihood_figures, sample_figures, story_nats, story_rows
+from adlm.evaluate.story_measures import (
+    gives_length,
+    kind_of,
+    likelihood_figures,
+    sample_figures,
+    story_nats,
+    story_rows,
+)
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.text_model import TextModel
+from tests.errors import raises
 
 SOURCE = Stories(seed=3, test=300)
 TEXTS = list(SOURCE.documents("test"))
@@ -68,7 +76,7 @@ def test_stories_of_the_grammar_are_flawless_and_as_likely_as_its_entropy_says()
     assert 0 < figures["flawless"].error < 0.01
     likely = figures["log-likelihood of flawless"]
     assert abs(likely.value + SOURCE.entropy()) < 4 * likely.error
-    assert not any(name.startswith("share with") for name in figures)
+    assert not any(name.startswith("fraction with") for name in figures)
 
 
 def test_what_is_wrong_is_counted_by_rule_once_a_story():
@@ -77,8 +85,8 @@ def test_what_is_wrong_is_counted_by_rule_once_a_story():
     figures = sample_figures([*broken, "Nonsense."], SOURCE)
     assert changed > 20
     assert figures["flawless"].value == pytest.approx(1 - (changed + 1) / 201)
-    assert figures["share with wrong pronoun"].value == pytest.approx(changed / 201, rel=0.2)
-    assert figures["share with wrong number of sentences"].value == pytest.approx(1 / 201)
+    assert figures["fraction with wrong pronoun"].value == pytest.approx(changed / 201, rel=0.2)
+    assert figures["fraction with wrong number of sentences"].value == pytest.approx(1 / 201)
 
 
 def test_every_problem_the_grammar_names_has_a_kind():
@@ -110,16 +118,16 @@ def test_masked_models_are_told_the_length_unless_they_write_padding():
 
 
 def test_models_of_other_text_are_refused():
-    with pytest.raises(ConfigError, match="a tokenizer that reads"):
+    with raises(ConfigError, subject="tokenizer"):
         story_rows(TEXTS[:3], train_words(["the cat"]), ROWS)
-    with pytest.raises(ConfigError, match="rows of 20"):
+    with raises(ConfigError, subject="length"):
         story_rows(TEXTS[:3], TOKENIZER, Padded(20))
 
 
 def test_logits_that_are_not_finite_are_an_error():
     _, model = network()
     model.head.bias.data[:] = torch.nan
-    with pytest.raises(ModelError, match="no finite number"):
+    with raises(ModelError, subject="nats"):
         story_nats(model, story_rows(TEXTS[:2], TOKENIZER, ROWS))(np.arange(2))
 
 

@@ -64,7 +64,7 @@ def test_blocks_of_one_token_write_from_left_to_right(inner):
     law = process.law(*(process.step(at(process, position)) for position in range(3)))
     sample = Blocks(inner=inner, size=1).sample(process.model, Canvas.blank(SAMPLES, 3, MASK), noise=Noise(1))
     assert_drawn_from(law, number(sample.tokens))
-    assert sample.row_calls == 3 * SAMPLES
+    assert sample.network_calls == 3 * SAMPLES
 
 
 def test_blocks_of_two_tokens_have_their_enumerated_law():
@@ -119,7 +119,7 @@ def test_a_block_sees_nothing_of_the_blanks_behind_it_filled():
         process.model,
         Canvas.infilling([[MASK, MASK, MASK], [1, MASK, MASK]], MASK),
         noise=Noise(5),
-        watch=lambda view: order.append((view.step, view.steps, view.fresh.nonzero().tolist())),
+        on_step=lambda view: order.append((view.step, view.steps, view.fresh.nonzero().tolist())),
     )
     positions = {row: [position for *_, fresh in order for r, position in fresh if r == row] for row in (0, 1)}
     assert sorted(positions[0][:2]) == [0, 1]
@@ -142,7 +142,7 @@ def test_a_row_that_has_ended_is_not_continued():
         last = ends[0] if ends else 3
         calls += last + 1
         assert all(block == [stop, stop] for block in blocks[last + 1 :])
-    assert sample.row_calls == calls
+    assert sample.network_calls == calls
     assert len({tuple(row) for row in sample.tokens.tolist()}) > 10
 
 

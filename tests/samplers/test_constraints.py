@@ -27,6 +27,7 @@ from adlm.samplers.constraints import (
 from adlm.samplers.filters import Sites
 from adlm.samplers.patterns import over_bytes, over_characters
 from tests.conftest import TableModel
+from tests.errors import raises
 
 ALPHABET = "ab0-"
 TOKENIZER = characters(ALPHABET)
@@ -182,7 +183,7 @@ def test_wordpiece_holes_read_as_the_decoded_row_does(tmp_path):
     assert Choice(("red",)).language(Spot(tokenizer, "the", space=True)).lengths == (1,)
     assert Choice(("cats", "red")).language(Spot(tokenizer, first=True)).lengths == (1, 2)
     assert Choice(("fix",)).language(Spot(tokenizer, "pre")).lengths == (1,)
-    with pytest.raises(ConfigError, match="read 'red'"):
+    with raises(ConfigError, subject="Red"):
         Choice(("Red",)).language(Spot(tokenizer, first=True))
 
 
@@ -196,7 +197,7 @@ def test_a_choice_is_in_the_tokens_of_its_place():
     assert np.flatnonzero(language.allowed([mask] * 2, 0)).tolist() == [blue]
     assert np.flatnonzero(language.allowed([blue, mask], 1)).tolist() == [green]
     assert not language.allowed([red, mask], 1).any()
-    with pytest.raises(ConfigError, match="tokenizer's own tokens"):
+    with raises(ConfigError, subject="violet"):
         Choice(("violet",)).language(Spot(words, "the", space=True))
 
 
@@ -210,20 +211,10 @@ def test_special_tokens_are_never_allowed():
 
 
 @pytest.mark.parametrize(
-    ("regex", "found"),
-    [
-        ("(", "not a regular expression"),
-        (r"(a)\1", "groupref"),
-        ("a(?=b)", "assert"),
-        (r"\bab", "at cannot"),
-        ("(?i)a", "IGNORECASE"),
-        ("(?i:a)", "flags in a group"),
-        ("(?:a{100}){200}", "too many states"),
-        ("[ab]*a[ab]{16}", "too many states"),
-    ],
+    "regex", ["(", r"(a)\1", "a(?=b)", r"\bab", "(?i)a", "(?i:a)", "(?:a{100}){200}", "[ab]*a[ab]{16}"]
 )
-def test_patterns_that_cannot_be_held_are_refused_by_name(regex, found):
-    with pytest.raises(ConfigError, match=found):
+def test_patterns_that_cannot_be_held_are_refused_by_name(regex):
+    with raises(ConfigError, subject=regex):
         Pattern(regex).language(Spot(TOKENIZER))
 
 
@@ -234,5 +225,5 @@ def test_anchors_around_the_whole_pattern_change_nothing():
 
 @pytest.mark.parametrize("options", [(), ("a", ""), "red", ["red"]])
 def test_choices_without_texts_are_refused(options):
-    with pytest.raises(ConfigError, match="tuple of texts"):
+    with raises(ConfigError, subject="Choice.options"):
         Choice(options)

@@ -28,6 +28,7 @@ from adlm.samplers import (
     Rescale,
     Temperature,
     TopK,
+    ancestral,
 )
 from tests.conftest import TableModel
 from tests.samplers.processes import (
@@ -85,6 +86,25 @@ def test_first_hitting_writes_one_token_after_another_in_random_order():
     assert_drawn_from(inconsistent().in_any_order(), drawn(FirstHitting(), inconsistent()))
 
 
+@pytest.mark.parametrize("schedule", [LogLinear(0.0), Cosine(), Geometric()], ids=repr)
+def test_surplus_steps_leave_the_law_and_cost_nothing(schedule):
+    """Steps that reveal nothing are not taken; reveals in one step are as rare as they should be."""
+    process, events = inconsistent(), []
+    assert_drawn_from(process.in_any_order(), drawn(Ancestral(steps=10**9, schedule=schedule), process))
+    canvas = Canvas.blank(1, 3, MASK)
+    Ancestral(steps=10**9).sample(process.model, canvas, noise=Noise(0), on_step=events.append)
+    assert len(events) == 3
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(0.0), Cosine(), Clipped(), LogLinear(0.1)], ids=repr)
+def test_leaping_over_empty_steps_has_the_enumerated_law_of_few_steps(schedule, monkeypatch):
+    monkeypatch.setattr(ancestral, "_MANY_STEPS", 0)
+    process = inconsistent()
+    for steps in (1, 2, 3):
+        law = process.law(*grid_steps(process, Never(), steps, schedule))
+        assert_drawn_from(law, drawn(Ancestral(steps=steps, schedule=schedule), process))
+
+
 def test_first_hitting_is_ancestral_sampling_in_very_many_steps():
     process = inconsistent()
     laws = [process.law(*grid_steps(process, Never(), steps, LogLinear(0.0))) for steps in (16, 128)]
@@ -115,7 +135,7 @@ def test_remasking_by_confidence_takes_back_sigma_max_tokens_per_row_the_least_s
         inconsistent().model,
         Canvas.blank(SAMPLES, 3, MASK),
         noise=Noise(0),
-        watch=lambda view: seen.append((view.tokens.clone(), view.fresh, view.remasked)),
+        on_step=lambda view: seen.append((view.tokens.clone(), view.fresh, view.remasked)),
     )
     confidence = torch.full((SAMPLES, 3), torch.inf, dtype=torch.float64)
     before = torch.full((SAMPLES, 3), MASK)
@@ -143,7 +163,7 @@ def test_remasking_keeps_the_share_of_visible_tokens_at_alpha(rule, steps):
         model,
         Canvas.blank(2000, 8, MASK),
         noise=Noise(1),
-        watch=lambda view: fractions.append((view.tokens != MASK).double().mean().item()),
+        on_step=lambda view: fractions.append((view.tokens != MASK).double().mean().item()),
     )
     for step, fraction in enumerate(fractions):
         alpha = rule.step(1 - step / steps, 1 - (step + 1) / steps, sampler.schedule, torch.empty(0)).alpha_s
@@ -166,7 +186,7 @@ def test_remasking_that_never_remasks_is_ancestral_draw_for_draw():
     for rule in (Cap(0.0), Rescale(0.0), FlowCorrector(0.0), Never()):
         again = Remasking(steps=6, rule=rule).sample(process.model, canvas, noise=Noise(3))
         assert torch.equal(again.tokens, plain.tokens)
-        assert again.row_calls == plain.row_calls
+        assert again.network_calls == plain.network_calls
 
 
 @pytest.mark.parametrize("steps", [2, 4])

@@ -25,6 +25,7 @@ from adlm.samplers import (
 )
 from adlm.samplers.filters import Sites
 from tests.conftest import TableModel
+from tests.errors import raises
 from tests.samplers.processes import MASK, VOCABULARY, inconsistent
 
 # Few values, so that equal ones are frequent.
@@ -184,13 +185,13 @@ def test_logits_that_are_not_finite_are_refused_with_their_place(nonsense, filte
         return logits
 
     canvas = Canvas.infilling([[1, MASK, 1], [2, MASK, 1]], MASK)
-    with pytest.raises(ConfigError, match=r"place 1 of row 1\n  found: the model's logits are not finite"):
+    with raises(ConfigError, subject="logits", asked="asked to draw a token at position 1 of row 1"):
         Ancestral(filters, steps=1).sample(TableModel(VOCABULARY, table), canvas, noise=Noise(0))
 
 
 def test_the_mask_cannot_be_forced():
     """Samplers that go on while there are blanks would never end."""
-    with pytest.raises(ConfigError, match="the mask token 3 is forced"):
+    with raises(ConfigError, subject="Forced.token"):
         Ordered((Forced(0, MASK),)).sample(inconsistent().model, Canvas.blank(1, 3, MASK), noise=Noise(0))
 
 

@@ -57,11 +57,11 @@ def plain(model, canvas, noise, sampler):
     """Without a cache: the whole row again for every token."""
     length = canvas.tokens.shape[1]
     with model.inference_weights():
-        board = sampler.board(model, canvas, noise=noise)
+        state = sampler.start(model, canvas, noise=noise)
         for position in range(length):
-            board.look(slice(0, position + 1))
-            board.reveal(board.blank & (torch.arange(length) == position), 0.0)
-        return board.sample()
+            state.look(slice(0, position + 1))
+            state.reveal(state.blank & (torch.arange(length) == position), 0.0)
+        return state.sample()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -108,7 +108,7 @@ def test_a_row_that_wrote_the_stop_token_repeats_it_and_leaves_the_others_alone(
     expected = stopped(canvas, free.tokens.clone())
     assert not torch.equal(expected, free.tokens)
     assert torch.equal(found.tokens, expected)
-    assert found.row_calls < free.row_calls
+    assert found.network_calls < free.network_calls
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -137,8 +137,8 @@ def test_what_all_rows_have_is_read_at_once_and_nothing_behind_the_last_blank(na
     # The second row has no blank behind place 4 and leaves; the third never takes part; place 8 is never predicted.
     assert read == [(2, 2), (2, 1), (2, 1), (1, 3)]
     assert logits == [1, 2, 2, 1]
-    assert found.row_calls == 7
-    assert found.anchor_row_calls == 7 * anchors
+    assert found.network_calls == 7
+    assert found.anchor_calls == 7 * anchors
 
 
 def test_a_row_costs_one_call_a_token_until_it_ends(monkeypatch):
@@ -146,20 +146,20 @@ def test_a_row_costs_one_call_a_token_until_it_ends(monkeypatch):
     read, _ = calls(monkeypatch, MODELS["AR"])
     found = LeftToRight().sample(MODELS["AR"], canvas, noise=Noise(2), stop=STOP)
     ends = [row.index(STOP) + 1 if STOP in row else 8 for row in found.tokens.tolist()]
-    assert found.row_calls == sum(ends) == sum(rows for rows, _ in read)
+    assert found.network_calls == sum(ends) == sum(rows for rows, _ in read)
     assert len(set(ends)) > 3
 
 
 def test_a_full_canvas_needs_no_call():
     found = LeftToRight().sample(MODELS["A2R"], Canvas.infilling([[1, 2, 3]], MASK), noise=Noise(0))
     assert found.tokens.tolist() == [[1, 2, 3]]
-    assert found.row_calls == found.anchor_row_calls == 0
+    assert found.network_calls == found.anchor_calls == 0
 
 
 def test_watchers_see_every_place_and_every_blank_filled_once():
     canvas = Canvas.infilling(ROWS, MASK)
     views = []
-    LeftToRight().sample(MODELS["AR"], canvas, noise=Noise(5), watch=views.append, stop=STOP)
+    LeftToRight().sample(MODELS["AR"], canvas, noise=Noise(5), on_step=views.append, stop=STOP)
     assert [(view.step, view.steps) for view in views] == [(position, 8) for position in range(8)]
     assert torch.equal(torch.stack([view.fresh for view in views]).sum(0), (~canvas.frozen).long())
     assert not any(view.remasked.any() for view in views)
@@ -187,5 +187,5 @@ def test_samples_have_the_law_of_the_model(config):
 def test_learned_positions_end_where_they_end():
     model = built(OneStageConfig(STACK, positions=4))
     assert LeftToRight().sample(model, Canvas.blank(1, 4, MASK), noise=Noise(0)).tokens.shape == (1, 4)
-    with pytest.raises(ConfigError, match="learned 4 positions"):
+    with pytest.raises(ConfigError):
         LeftToRight().sample(model, Canvas.blank(1, 5, MASK), noise=Noise(0))

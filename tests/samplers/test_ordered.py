@@ -37,7 +37,7 @@ def fixed():
 def reveals(sampler, model, canvas, seed=0):
     """What each step revealed: [steps, B, L] bool."""
     views = []
-    sample = sampler.sample(model, canvas, noise=Noise(seed), watch=lambda view: views.append(view.fresh.clone()))
+    sample = sampler.sample(model, canvas, noise=Noise(seed), on_step=lambda view: views.append(view.fresh.clone()))
     assert MASK not in sample.tokens
     return torch.stack(views)
 

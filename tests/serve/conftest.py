@@ -65,6 +65,6 @@ def engine(models: dict[str, TextModel]) -> Iterator[Engine]:
 
 @pytest.fixture
 def client(models: dict[str, TextModel]) -> Iterator[TestClient]:
-    limits = ServerLimits(running=8, waiting=8, tokens=64, steps=64, n=4, body=1 << 14, seconds=20, guesses=5)
+    limits = ServerLimits(running=8, waiting=8, tokens=64, steps=64, n=4, body=1 << 14, seconds=20, predictions=5)
     with TestClient(make_app(Engine(models, limits)), base_url=HERE) as client:
         yield client

@@ -91,17 +91,17 @@ class Fake:
         yield {"type": "canvas", "tokens": shown, "steps": len(open_positions), "anchored": True, "typed": typed}
         count = self.count
         chosen = {position: (position + request["seed"]) % count for position in open_positions}
-        guesses = [
+        predictions = [
             [i, [[self.words[k], 0.6], [self.words[(k + 1) % count], 0.3]], [[self.words[k], 0.9]]]
             for i, k in chosen.items()
         ]
-        yield {"type": "step", "step": 0, "changes": [], "guesses": guesses, "anchors": []}
+        yield {"type": "step", "step": 0, "changes": [], "predictions": predictions, "anchors": []}
         anchors: list[int] = []
         end = self.ends_at if self.ends_at is not None and self.ends_at < len(canvas) else len(canvas)
         for step, position in enumerate(reversed([position for position in open_positions if position < end]), 1):
             anchors += [position] if position % 3 == 1 else []
             change = [position, chosen[position], self.words[chosen[position]]]
-            yield {"type": "step", "step": step, "changes": [change], "guesses": [], "anchors": list(anchors)}
+            yield {"type": "step", "step": step, "changes": [change], "predictions": [], "anchors": list(anchors)}
         yield {"type": "done", "text": "…", "seconds": 0.25, "calls": len(open_positions), "length": end}
 
 

@@ -51,15 +51,15 @@ def test_events_replay_to_the_text_that_generate_writes(client, models, kind):
 
 
 def test_both_stages_tell_what_they_expect_at_blanks(client):
-    found = events(client.post("/v1/generate", json={"text": "the [MASK:4] sat", "guesses": 2, "steps": 6}).text)
-    said = [guess for event in found[1:-1] for guess in event["guesses"]]
+    found = events(client.post("/v1/generate", json={"text": "the [MASK:4] sat", "predictions": 2, "steps": 6}).text)
+    said = [each for event in found[1:-1] for each in event["predictions"]]
     assert {position for position, *_ in said} == {1, 2, 3, 4}
     assert all(len(anchor) == len(final) == 2 for _, anchor, final in said)
     assert all(0 <= p <= 1 for _, anchor, final in said for _, p in anchor + final)
     written = {position for event in found[1:-1] for position, *_ in event["changes"]}
     assert all(set(event["anchors"]) <= {0, 5, 6} | written for event in found[1:-1])
-    none = events(client.post("/v1/generate", json={"text": "the [MASK:4] sat", "guesses": 0, "steps": 6}).text)
-    assert not any(event["guesses"] for event in none[1:-1])
+    none = events(client.post("/v1/generate", json={"text": "the [MASK:4] sat", "predictions": 0, "steps": 6}).text)
+    assert not any(event["predictions"] for event in none[1:-1])
     assert none[-1]["text"] == found[-1]["text"]
 
 
@@ -89,7 +89,7 @@ def test_anchors_that_are_told_are_those_that_the_anchor_stage_foresaw(client):
         found = events(client.post("/v1/generate", json={"text": "the [MASK:8] sat", "seed": seed}).text)
         foreseen, texts = {}, {}
         for event in found[1:-1]:
-            foreseen |= {position: anchor[0][0] for position, anchor, _ in event["guesses"]}
+            foreseen |= {position: anchor[0][0] for position, anchor, _ in event["predictions"]}
             texts |= {position: text for position, _, text in event["changes"]}
             assert all(foreseen[position] == texts[position] for position in event["anchors"])
         marked += len(found[-2]["anchors"])
@@ -250,7 +250,7 @@ def test_holes_count_against_the_limit_of_tokens(models):
         ("completions", {"prompt": [1, 2, 3]}, "prompt"),
         ("completions", {"prompt": "the " * 200, "max_tokens": 1, "model": "ar"}, "prompt"),
         ("generate", {"prompt": "the " * 200, "max_tokens": 1, "model": "ar"}, "prompt"),
-        ("generate", {"guesses": 6}, "guesses"),
+        ("generate", {"predictions": 6}, "predictions"),
         ("generate", {"text": "a [MASK:2]", "max_tokens": 1}, "max_tokens"),
         ("generate", {"canvas": [1, None], "max_tokens": 1}, "max_tokens"),
         ("completions", {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_ob"),
@@ -294,7 +294,7 @@ def test_samplers_are_those_that_can_write_with_the_model(client):
     for kind, all_of_them in names.items():
         for name in all_of_them:
             steps = None if name in ("first-hitting", "entropy-bounded", "threshold", "left-to-right") else 4
-            ask = {"model": kind, "sampler": name, "max_tokens": 3, "guesses": 1, "steps": steps}
+            ask = {"model": kind, "sampler": name, "max_tokens": 3, "predictions": 1, "steps": steps}
             assert events(client.post("/v1/generate", json=ask).text)[-1]["type"] == "done", name
 
 

@@ -90,7 +90,7 @@ def test_a_new_request_joins_those_that_run(engine):
             began.set()
             later.wait(10)
 
-        return model.generate(sampler="first-hitting", watch=watch), ticket.calls
+        return model.generate(sampler="first-hitting", on_step=watch), ticket.calls
 
     (slow,) = engine.submit("adlm", [first])
     assert began.wait(10)
@@ -111,7 +111,7 @@ def test_a_cancelled_request_makes_no_further_pass(engine):
                 while not ticket.cancelled:
                     time.sleep(0.001)
 
-        return model.generate(sampler="first-hitting", watch=watch)
+        return model.generate(sampler="first-hitting", on_step=watch)
 
     (job,) = engine.submit("adlm", [work])
     assert began.wait(10)
@@ -165,7 +165,7 @@ def test_a_request_ends_at_its_time_limit(models):
     engine = Engine({"adlm": models["adlm"]}, ServerLimits(seconds=1))
     engine.start()
     (job,) = engine.submit("adlm", [lambda model, _: [model.generate(seed=i) for i in range(100_000)]])
-    with pytest.raises(RequestRefused, match="not done after 1 seconds") as caught:
+    with pytest.raises(RequestRefused) as caught:
         job.future.result(20)
     engine.close()
     assert caught.value.status == 408
@@ -217,7 +217,7 @@ def test_what_is_wrong_with_one_request_is_not_felt_by_others(models):
 @given(st.data())
 def test_passes_together_equal_passes_alone(data):
     """Any lengths, any segments, wanted or not, one or two stages."""
-    from adlm.serve.batcher import NetworkInput, _apart, _pass, _together
+    from adlm.serve.network_calls import NetworkInput, join, run_pass, split
 
     network = data.draw(st.sampled_from([MODELS["adlm"], MODELS["mdlm"]])).network
     kinds = ("features", "anchor_stage", "denoise") if network.anchor_head is not None else ("features",)
@@ -235,9 +235,9 @@ def test_passes_together_equal_passes_alone(data):
             output_mask = None
         parts.append(NetworkInput(tokens, None, segments, output_mask, stage))
     with network.inference_weights():
-        alone = [_pass(network, kind, part) for part in parts]
-        together = _together(parts, network.vocabulary.mask_id)
-        found = _apart(parts, together, _pass(network, kind, together))
+        alone = [run_pass(network, kind, part) for part in parts]
+        together = join(parts, network.vocabulary.mask_id)
+        found = split(parts, together, run_pass(network, kind, together))
     for one, other in zip(alone, found, strict=True):
         for a, b in zip(*([x] if isinstance(x, torch.Tensor) else x for x in (one, other)), strict=True):
             assert a is b is None or torch.allclose(a, b, atol=1e-5)
@@ -247,7 +247,7 @@ def test_passes_together_equal_passes_alone(data):
 @given(st.data())
 def test_left_to_right_rows_read_together_as_they_do_alone(data):
     """Caches of any lengths and rows, over several tokens, with and without a short convolution."""
-    from adlm.serve.reading import CachedReading, read_together
+    from adlm.serve.batched_cache import CachedReading, read_together
 
     network = READERS[data.draw(st.sampled_from(sorted(READERS)))]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
@@ -269,7 +269,7 @@ def test_left_to_right_rows_read_together_as_they_do_alone(data):
 
 
 def test_a_pass_that_fails_leaves_the_caches_as_they_were(models):
-    from adlm.serve.reading import CachedReading, read_together
+    from adlm.serve.batched_cache import CachedReading, read_together
 
     network = models["ar"].network
     caches = [network.cache(1, 8) for _ in range(2)]

@@ -5,25 +5,26 @@ import logging
 import pytest
 from fastapi.testclient import TestClient
 
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
 from adlm.serve.limits import ServerLimits
-from adlm.serve.running import Service, names_for
+from adlm.serve.server import Service, names_for
+from tests.errors import raises
 from tests.serve.conftest import HERE
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "example.org"])
 def test_other_machines_are_served_only_with_a_key(host):
-    with pytest.raises(ConfigError, match="there is no key"):
+    with raises(ConfigError, subject="key"):
         Service({"m": "m"}, host=host)
     assert Service({"m": "m"}, host=host, key="secret").key == "secret"
-    with pytest.raises(ConfigError, match="does not send the key"):
+    with raises(ConfigError, subject="studio"):
         Service({"m": "m"}, key="secret", studio=True)
 
 
 def test_no_request_may_ask_for_more_texts_than_are_written_at_once():
-    with pytest.raises(ConfigError, match="64 at once"):
+    with raises(OutOfRange, subject="limits.n", value=65):
         ServerLimits(n=65)
 
 

@@ -13,7 +13,7 @@ from adlm.serve.engine import Engine
 from adlm.serve.limits import ServerLimits
 from tests.serve.conftest import HERE
 
-LIMITS = ServerLimits(running=4, waiting=4, tokens=8, steps=4, n=2, body=1 << 13, seconds=20, guesses=3)
+LIMITS = ServerLimits(running=4, waiting=4, tokens=8, steps=4, n=2, body=1 << 13, seconds=20, predictions=3)
 ODD: list[Any] = [
     None,
     True,
@@ -79,7 +79,7 @@ FIELDS = [
     "temperature",
     "top_p",
     "seed",
-    "guesses",
+    "predictions",
     "model",
     "n",
     "stop",

@@ -82,7 +82,7 @@ def test_a_prompt_is_continued_with_what_was_set(opened):
     run(page, "Once upon")
     assert fake.requests == [
         {"prompt": "Once upon", "model": "box", "sampler": "ancestral", "seed": 3, "max_tokens": 4}
-        | {"steps": 8, "temperature": 0.5, "top_p": 0.9, "guesses": 3}
+        | {"steps": 8, "temperature": 0.5, "top_p": 0.9, "predictions": 3}
     ]
     assert text_of(page) == ["Once", "upon", *(WORDS[(i + 3) % 8].strip() for i in range(2, 6))]
     assert page.locator(".status").inner_text().startswith("Done in 0.3 s, 4 network calls.")

@@ -133,7 +133,7 @@ def test_hundreds_of_streams_at_once_all_end(folder):
     import asyncio
 
     async def one(client: httpx.AsyncClient, i: int) -> str:
-        ask = {"prompt": "the", "seed": i, "max_tokens": 1 + i % 30, "sampler": "first-hitting", "guesses": 0}
+        ask = {"prompt": "the", "seed": i, "max_tokens": 1 + i % 30, "sampler": "first-hitting", "predictions": 0}
         async with client.stream("POST", "/v1/generate", json=ask) as response:
             if response.status_code != 200:
                 return str(response.status_code)

@@ -3,32 +3,17 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import tyro
 from rich.table import Table
 
-from adlm.anchors import AnchorRule, RareInSequence
-from adlm.cli.evaluate.perplexity import check_counts, partial_file, progress, result_path
+from adlm import evaluate
+from adlm.cli.evaluate.common import RUN, Run, bars, names, say
 from adlm.cli.progress import console
-from adlm.config import from_json, to_json
-from adlm.data.catalog import open_source
 from adlm.distributed import joined
 from adlm.errors import ConfigError, MissingExtra
-from adlm.evaluate.anchor_report import draw_anchors, report_tables
-from adlm.evaluate.anchors import (
-    LEVELS,
-    MAIN,
-    STAGES,
-    AnchorNumbers,
-    Types,
-    anchor_figures,
-    check_anchored,
-    reliability,
-)
-from adlm.evaluate.documents import packed_rows
-from adlm.evaluate.result import Result
-from adlm.evaluate.work import each_of, weights_checksum
-from adlm.text_model import load
+from adlm.evaluate import Result
+from adlm.evaluate.anchor_study import anchor_lines, anchor_markdown, anchor_tables, draw_anchors
+from adlm.evaluate.anchor_sums import LEVELS
 
 
 def command(
@@ -36,132 +21,57 @@ def command(
     data: Annotated[str, tyro.conf.Positional],
     /,
     *,
-    split: str = "test",
+    split: str | None = None,
     folder: Path | None = None,
-    rows: int = 256,
+    field: str | None = None,
+    limit: int = 256,
     levels: str = ",".join(map(str, LEVELS)),
     batch: int = 32,
-    seed: int = 0,
-    out: Path | None = None,
     plot: Path | None = None,
-    device: str = "auto",
-    revision: str | None = None,
+    run: Run = RUN,
 ) -> None:
-    """What the anchors of a two-stage model do: how well both stages predict, and what is handed over between them.
+    """How well both stages of a two-stage model predict, and what the anchors tell the denoiser.
 
-    Beside the result as JSON come its tables as Markdown and a picture.
+    Tables as Markdown and a picture go beside the result.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.
         data: a name of the catalog (`adlm prepare --list`), hub:OWNER/NAME[:CONFIG], or a file, folder or glob.
-        split: of the data.
+        split: of the data, as in `adlm evaluate perplexity`.
         folder: where the files of a catalog name are; without it they come from the Hub.
-        rows: measure on the first so many.
+        field: the field or column that holds the text.
+        limit: measure on the first so many rows.
         levels: fractions of the tokens that are masked, with commas between them.
         batch: rows that a process takes at a time.
-        seed: of the masks.
-        out: the result, as JSON; by default in runs/evaluate.
         plot: the picture, .svg or .png; by default beside the result.
-        device: auto, cpu, cuda or mps.
-        revision: of a model on the Hub.
     """
-    check_counts(rows=rows, batch=batch)
-    fractions = _levels(levels)
-    with joined(device) as world:
-        read = load(model, revision=revision)
-        check_anchored(read.network.to(world.device))
-        table = packed_rows(open_source(data, folder=folder), split, read.tokenizer, read.config.packing, limit=rows)
-        rule = trained_rule(read.config.run)
-        numbers = AnchorNumbers(read.network, table, Types.of(read.tokenizer, table), rule, levels=fractions, seed=seed)
-        about = {
-            "anchors": to_json(rule),
-            "levels": fractions,
-            "masking": "a fraction of each row's tokens, its number exact, padding among them where it is predicted",
-            "counted": "masked tokens of the text; not padding",
-            "hand-over": to_json(numbers.trials.kind),
-            "trials": numbers.trials.words,
-            "errors": "jackknife over rows",
-            "frequencies": "of the rows measured",
-        }
-        named = {"name": model, "weights": weights_checksum(read.network)}
-        out = out or result_path("anchors", model, data, split)
-        partial = partial_file(out, "anchors")
-        with progress("anchors", table, world) as watch:
-            found = each_of(
-                len(table),
-                numbers,
-                width=numbers.width,
-                batch=batch,
-                world=world,
-                partial=partial,
-                made_of={"model": named, "data": table.key, "protocol": about, "seed": seed},
-                watch=watch,
-            )
-        if not world.first:
-            return
-        about["reliability"] = {
-            f"{kind}, {stage}": reliability(found, numbers.columns, kind, stage) for kind in MAIN for stage in STAGES
-        }
-        facts = {"name": data, "split": split, "key": table.key, "rows": len(table)}
-        result = Result(
-            "anchors", named, facts, about, seed, anchor_figures(found, numbers.columns), _items(found, numbers)
-        )
-        result.save(out)
-        partial.unlink(missing_ok=True)
-        _show(result, fractions, out, plot or out.with_suffix(".svg"))
-
-
-def trained_rule(run: dict[str, Any] | None) -> AnchorRule:
-    """The rule that a model was trained with, or the paper's."""
-    objective = (run or {}).get("objective")
-    if not isinstance(objective, dict) or "rule" not in objective:
-        return RareInSequence()
-    return from_json(AnchorRule, objective["rule"], where="config.run.objective.rule")  # type: ignore[type-abstract]
+    given = run.given("anchors", model, data, *([split] if split else []))
+    text: dict[str, Any] = {"split": split, "folder": folder, "field": field, "limit": limit, "batch": batch}
+    with joined(run.device) as context, bars() as progress:
+        result = evaluate.anchors(model, data, levels=_levels(levels), **text, **given, progress=progress)
+    if context.first:
+        _show(result, given["out"], plot or given["out"].with_suffix(".svg"))
 
 
 def _levels(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(part) for part in names(text)]
     except ValueError as error:
-        raise ConfigError(
-            f"asked for the noise levels {text!r}", str(error), "write as in --levels 0.1,0.5,0.9"
-        ) from None
+        raise ConfigError(f"no noise levels: {error}", fix="write 0.1,0.5,0.9", subject="levels") from None
 
 
-def _items(found: Any, numbers: AnchorNumbers) -> dict[str, list[float]]:
-    """For paired comparisons: nats of a row's masked tokens, all levels together, and how many they are."""
-    chosen = {
-        name: [
-            position for (_, kind, *what), position in numbers.columns.items() if kind in MAIN and what == output_mask
-        ]
-        for name, output_mask in (
-            ("tokens", ["", "count"]),
-            ("nats of the anchor stage", ["anchor stage", "nats"]),
-            ("nats of the denoiser", ["denoiser", "nats"]),
-        )
-    }
-    return {name: np.asarray(found)[:, positions].sum(1).tolist() for name, positions in chosen.items()}
-
-
-def _show(result: Result, levels: list[float], out: Path, plot: Path) -> None:
-    tables = report_tables(result.figures, levels)
-    for each in tables:
+def _show(result: Result, out: Path, plot: Path) -> None:
+    levels = result.protocol["levels"]
+    for each in anchor_tables(result.figures, levels):
         shown = Table(*each.header, title=each.title)
         for row in each.rows:
             shown.add_row(*row)
         console().print(shown)
-    about = result.protocol
-    told = [f"told {trial}: {words}" for trial, words in about["trials"].items()]
-    lines = [f"{result.data['rows']:,} rows; ± one standard error, by a jackknife over rows", *told]
-    title = f"{result.model['name']} on {result.data['name']} ({result.data['split']})"
-    text = "\n\n".join(
-        [f"# Anchors of {title}", "\n".join(f"- {line}" for line in lines), *(t.markdown() for t in tables)]
-    )
-    out.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    page = out.with_suffix(".md")
+    page.write_text(anchor_markdown(result), encoding="utf-8")
     try:
-        draw_anchors(result.figures, levels, plot, title)
-        lines.append(f"written to {out}, {out.with_suffix('.md').name} and {plot.name} beside it")
+        draw_anchors(result.figures, levels, plot, f"{result.model['name']} on {result.data['name']}")
+        where = f"written to {out}, {page.name} and {plot.name} beside it"
     except MissingExtra as error:
-        lines.append(f"written to {out} and {out.with_suffix('.md').name}; no picture: {error.fix}")
-    for line in lines:
-        console().print(line, highlight=False, markup=False, soft_wrap=True)
+        where = f"written to {out} and {page.name}; no picture: {error.fix}"
+    say([*anchor_lines(result), where])

@@ -112,7 +112,7 @@ export function mountLane(element, { models, shared, changed }) {
     changed();
     offer();
     try {
-      for await (const event of run({ ...request, guesses: GUESSES }, control.signal)) {
+      for await (const event of run({ ...request, predictions: GUESSES }, control.signal)) {
         if (event.type === "canvas") {
           recording = begin(event);
           draw(recording.frames.length - 1);

@@ -26,7 +26,7 @@ export function begun(event, least = 0) {
 export function advanced(recording, event) {
   const tokens = event.changes.map(([i, id, text]) => [i, id === null ? null : text, id]);
   const frames = [...recording.frames], seen = frames.pop();
-  frames.push({ ...seen, guesses: [...seen.guesses, ...event.guesses] });
+  frames.push({ ...seen, guesses: [...seen.guesses, ...event.predictions] });
   if (tokens.length) frames.push({ tokens, guesses: [] });
   return { ...recording, anchors: [...recording.earlier, ...event.anchors], frames };
 }

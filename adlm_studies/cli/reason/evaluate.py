@@ -6,9 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from adlm.cli.evaluate.perplexity import check_counts, result_path
 from adlm.cli.progress import bar, console
 from adlm.errors import ConfigError
+from adlm.evaluate.measurement import check_counts, result_path
 from adlm.evaluate.result import Result
 from adlm_studies.reasoning.evaluate import evaluate_reasoning, load_reasoner, solved_record
 

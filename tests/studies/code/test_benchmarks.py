@@ -226,9 +226,9 @@ def test_a_model_is_scored_and_its_own_solutions_run(data, tmp_path, capsys):
     assert main([*words, "--run", "--n", "2", "--option", "steps=2"]) == 0
     result = read_result(out)
     assert result.figures["pass@1"].value == 0
-    assert result.figures["bits_a_byte"].kind == "bound"
+    assert result.figures["bits_per_byte"].kind == "bound"
     size = sum(len(r["canonical_solution"]) for r in RECORDS[:2])
-    assert result.figures["bits_a_byte"].value == pytest.approx(sum(result.items["nats"]) / math.log(2) / size)
+    assert result.figures["bits_per_byte"].value == pytest.approx(sum(result.items["nats"]) / math.log(2) / size)
     written = [json.loads(line) for line in (tmp_path / "r.solutions.jsonl").read_text().splitlines()]
     assert [each["task_id"] for each in written] == ["T/0", "T/0", "T/1", "T/1"]
     assert not list(tmp_path.glob("*.partial"))

@@ -11,10 +11,10 @@ from adlm.data.catalog import open_source
 from adlm.data.config import Corpus
 from adlm.data.stories import Stories
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import clean_objective
 from adlm.evaluate.documents import packed_rows
-from adlm.evaluate.perplexity import score_items
+from adlm.evaluate.likelihoods import score_items
 from adlm.models.stack import StackConfig
+from adlm.objectives.bound import clean_objective
 from adlm.text_model import load
 from adlm.train.plan import summary
 from adlm.train.run import Run
@@ -137,7 +137,7 @@ def test_a_small_study_gives_the_bits_per_byte_of_every_model_everywhere(kept: P
     for model in MODELS:
         trained = load(root / "openwebtext" / model.lower() / "seed-0")
         rows = packed_rows(open_source("arxiv"), "test", trained.tokenizer, trained.config.packing, limit=8)
-        exact = score_items(trained.network, rows, clean_objective(trained.network), draws=2).figures()["bits_a_byte"]
+        exact = score_items(trained.network, rows, clean_objective(trained.network), draws=2).figures()["bits_per_byte"]
         shown = table(report, f"{model}, trained on one and tested on all").rows[0][2]
         assert isinstance(shown, Interval)
         assert shown.value == pytest.approx(exact.value, rel=1e-5)

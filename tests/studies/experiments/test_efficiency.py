@@ -86,8 +86,8 @@ def test_naive_sampling_writes_the_same_tokens(network, steps):
     shipped = Ancestral(steps=steps).sample(model, canvas, noise=NOISE)
     reference = reference_ancestral(model, canvas, steps=steps, noise=NOISE)
     assert torch.equal(shipped.tokens, reference.tokens)
-    assert shipped.row_calls <= reference.row_calls == 3 * steps
-    assert reference.anchor_row_calls == (3 * steps if isinstance(network, TwoStageConfig) else 0)
+    assert shipped.network_calls <= reference.network_calls == 3 * steps
+    assert reference.anchor_calls == (3 * steps if isinstance(network, TwoStageConfig) else 0)
 
 
 def test_naive_writing_from_left_to_right_needs_no_cache_for_the_same_tokens():
@@ -97,7 +97,7 @@ def test_naive_writing_from_left_to_right_needs_no_cache_for_the_same_tokens():
     shipped = LeftToRight().sample(model, canvas, noise=NOISE)
     reference = reference_left_to_right(model, canvas, noise=NOISE)
     assert torch.equal(shipped.tokens, reference.tokens)
-    assert (shipped.row_calls, reference.row_calls) == (24, 24)
+    assert (shipped.network_calls, reference.network_calls) == (24, 24)
 
 
 def test_memory_is_the_most_that_is_alive_at_once():

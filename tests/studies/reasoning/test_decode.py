@@ -196,7 +196,7 @@ def test_anchors_are_written_before_anything_else_and_what_is_given_stays():
     order = []
     sampler = AnchorsFirst(begin_id=BEGIN, end_id=CLOSE)
     sampled = sampler.sample(
-        Oracle(), canvas, noise=Noise(0), watch=lambda view: order.append(int(view.fresh.nonzero()[0, 1]))
+        Oracle(), canvas, noise=Noise(0), on_step=lambda view: order.append(int(view.fresh.nonzero()[0, 1]))
     )
     assert sorted(order[:3]) == [begin + 1, begin + 2, begin + 3]
     assert len(order) == int(scored.sum())

@@ -1,19 +1,21 @@
-"""A model for lm-evaluation-harness, under the name `adlm`. Importing this file registers it.
+"""A model for lm-evaluation-harness, under the name `adlm`. Importing this module registers it.
 
-What the harness calls a log-likelihood is exact for left-to-right models. For masked models it is a lower bound: less
-the mean cost over `draws` mask counts, of the continuation alone, the context given (`evaluate/continuations.py`).
+The log-likelihoods are exact for left-to-right models. For masked models they are lower bounds: minus the bound of the
+continuation given the context (`continuations.py`).
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
 
-from adlm import __version__
+import torch
+
 from adlm.data.tokenizer import Tokenizer
 from adlm.distributed import device_for
-from adlm.errors import ConfigError, optional_module
+from adlm.errors import ConfigError, OutOfRange, optional_module
 from adlm.evaluate.continuations import Continuation, Scorer, joined_tokens, windows
-from adlm.evaluate.work import weights_checksum
+from adlm.resumable import weights_checksum
 from adlm.samplers.sampler import Sampler
 from adlm.text_model import load
 
@@ -29,7 +31,7 @@ _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_token
 
 
 class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
-    """A model folder or a name on the Hub, as the harness wants it.
+    """A model of this package with the interface of the harness.
 
     Args:
         pretrained: the folder or the name.
@@ -43,7 +45,8 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
             sampler.
         full_rows: see `Scorer`.
         revision: a branch, tag or commit, on the Hub.
-        max_batch_size: the harness hands it over; there is no use for it.
+        device: if it is not there, what is there is used.
+        max_batch_size: passed by the harness and not used.
     """
 
     def __init__(
@@ -65,15 +68,15 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         revision: str | None = None,
     ) -> None:
         super().__init__()
-        self._device = device_for(device or "auto")
+        self._device = _available(device)
         self.model = load(pretrained, revision=revision)
         self.model.network.eval().to(self._device)
-        rows = self.model.config.packing
+        packing = self.model.config.packing
         self.scorer = Scorer(
             self.model.network,
-            rows,
+            packing,
             self.model.tokenizer.roles,
-            length=rows.length if max_length is None else max_length,
+            length=packing.length if max_length is None else max_length,
             draws=draws,
             seed=seed,
             batch=_batch_size(batch_size),
@@ -93,7 +96,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         """What the harness writes beside its figures."""
         causal = self.model.network.causal
         return {
-            "adlm_version": __version__,
+            "adlm_version": version("adlm"),
             "model_sha": weights_checksum(self.model.network),
             "loglikelihood": "exact" if causal else "lower bound",
             "draws": 0 if causal else self.scorer.draws,
@@ -109,7 +112,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         fitting = [item.cut_to(self.scorer.room) for item in items]
         self._warn_of_cuts(sum(a != b for a, b in zip(items, fitting, strict=True)), len(items))
         with _bar(len(items), "Running loglikelihood requests", disable_tqdm) as bar:
-            found = [(-nats, greedy) for nats, greedy in self.scorer(fitting, watch=bar.update)]
+            found = [(-nats, greedy) for nats, greedy in self.scorer(fitting, progress=bar.update)]
         for request, answer in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood", request.args, answer)
         return found
@@ -121,7 +124,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         pieces: list[list[Continuation]] = [windows(ids.tolist(), room, causal=causal) for ids in texts]
         flat = [piece for text in pieces for piece in text]
         with _bar(len(flat), "Running loglikelihood_rolling requests", disable_tqdm) as bar:
-            scored = iter(self.scorer(flat, greedy=False, watch=bar.update))
+            scored = iter(self.scorer(flat, greedy=False, progress=bar.update))
         found = [-sum((next(scored).nats for _ in text), 0.0) for text in pieces]
         for request, answer in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, answer)
@@ -156,14 +159,14 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
                 yield _Job(positions, [plans[context].context for context in part], plans[part[0]])
 
     def _plans(self, contexts: Sequence[str], limit: int) -> dict[str, "_Plan"]:
-        """A left-to-right model keeps half of its row for the context, if need be. A masked one goes on in blocks."""
+        """A left-to-right model keeps half of its row for the context, if need be. A masked one continues in blocks."""
         tokenizer, room, causal = self.model.tokenizer, self.scorer.room, self.model.network.causal
         most = max(room - limit, room // 2)
         shown = [_last_tokens(context, most, tokenizer) if causal else context for context in contexts]
         left = [room - len(ids) for ids in tokenizer.encode_batch(shown)]
         self._warn_of_cuts(sum(a != b for a, b in zip(contexts, shown, strict=True)), len(contexts))
         if short := sum(each < limit for each in left):
-            how = "it ends with the row" if causal else "it goes on in blocks"
+            how = "it ends with the row" if causal else "it continues in blocks"
             _log.warning("no room for %d tokens after %d of %d contexts: %s", limit, short, len(contexts), how)
         return {
             context: _Plan(cut, min(limit, room_left) if causal else limit, not causal and room_left < limit)
@@ -242,13 +245,23 @@ class _Writing(NamedTuple):
         return cls(until, int(limits[0]) if limits else limit, temperature, given)
 
 
+def _available(device: str | None) -> torch.device:
+    """The device asked for, or what there is: the harness asks for cuda:0 on every machine unless told otherwise."""
+    try:
+        return device_for(device or "auto")
+    except ConfigError as error:
+        chosen = device_for("auto")
+        _log.warning("no device %s (%s): using %s", device, error.found, chosen)
+        return chosen
+
+
 def _batch_size(asked: int | str | None) -> int:
     if asked is None or str(asked).startswith("auto"):
         return _AUTO_BATCH
     try:
         return int(asked)
     except ValueError as error:
-        raise ConfigError(f"asked for batch_size={asked}", "no number", "give a whole number, or auto") from error
+        raise OutOfRange("batch_size", asked, "a whole number, or auto") from error
 
 
 def _groups(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:

@@ -1,15 +1,15 @@
-"""The denoiser's input with the anchors' prediction exchanged at masked positions: for the truth, noise, or nothing.
+"""The denoiser's input with the anchors' prediction replaced at masked positions: by the truth, noise, or frequencies.
 
-A trial has to stay among the inputs that the denoiser knows, or it shows no more than that strange inputs harm. So
-confidence, scale and normaliser are the network's own. What that means depends on the hand-over:
+A trial has to stay among the inputs that the denoiser knows, or it only shows that strange inputs harm. So confidence,
+scale and normaliser are the network's own. What that means depends on the hand-over:
 
-- `Logits`, `Probabilities`: a distribution is handed over, and another one can be. Truth: the position's own, in
-  which the true token changes positions with the likeliest. Unigram: the fractions of tokens in the data,
-  logits with the row's mean normaliser and mean logit of the mask.
-- All others hand over features. Truth: those that the anchor stage has where it reads the clean text. Unigram: the mean
-  over masked positions of other rows at the same noise level. Noise and mean also lose what features tell of positions.
+- `Logits`, `Probabilities`: a distribution is handed over, and can be replaced by another. Truth: the position's own,
+  with the true token and the likeliest swapped. Unigram: the fractions of tokens in the data, as logits with the row's
+  mean normaliser and mean logit of the mask.
+- All others hand over features. Truth: those of the anchor stage on the clean text. Unigram: the mean over masked
+  positions of other rows at the same noise level. Noise and mean also lose what features tell about positions.
 
-Noise is the same for all: every masked position gets what another masked position of its row should have.
+Noise is the same for all: every masked position gets the input of another masked position of its row.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,9 +27,11 @@ TRIALS = ("as it is", "truth", "noise", "unigram")
 
 
 class Trials:
-    """Args:
-    log_share: [V] of token types in the data, -inf at the mask.
-    examples: residual stream and anchor features [N, D] at masked tokens, for the number of a noise level.
+    """The trials of one model.
+
+    Args:
+        log_fraction: [V] of token types in the data, -inf at the mask.
+        examples: residual stream and anchor features [N, D] at masked tokens, for the number of a noise level.
     """
 
     def __init__(self, model: TwoStage, log_fraction: Tensor, examples: Callable[[int], tuple[Tensor, Tensor]]) -> None:
@@ -40,11 +42,11 @@ class Trials:
 
     @property
     def words(self) -> dict[str, str]:
-        """What each trial does, for the protocol."""
+        """What each trial does, in words, for the protocol."""
         if self.by_distribution:
             what = "logits" if isinstance(self.kind, Logits) else "probabilities"
             return {
-                "truth": f"its own {what}, in which the true token changes positions with the likeliest",
+                "truth": f"its own {what}, with the true token and the likeliest swapped",
                 "noise": f"the {what} of another masked position of the row",
                 "unigram": f"the fractions of tokens in the data, as {what} with the network's own normaliser",
             }

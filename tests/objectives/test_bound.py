@@ -9,10 +9,10 @@ from adlm.diffusion.corruption import AnchoredMasking, CountMasking, UniformMask
 from adlm.diffusion.schedule import Cosine, LogLinear
 from adlm.diffusion.times import Independent
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import enumerated_nats, mean_of, position_nats
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.objectives.bound import enumerated_nats, mean_of, position_nats
 from adlm.objectives.d3pm import D3pm
 from adlm.objectives.nelbo import Nelbo
 from adlm.objectives.score_entropy import ScoreEntropy

@@ -1,4 +1,4 @@
-"""Long measurements: numbers for each of many items, by one process or several, that go on after an interruption."""
+"""Long computations: numbers for each of many items, by one process or several, resumable after an interruption."""
 
 import hashlib
 import json
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from adlm.distributed import DistributedContext
 from adlm.errors import AdlmError
 
-Watch = Callable[[int, int], None]  # items done, of how many
+CountCallback = Callable[[int, int], None]  # items done, of how many
 
 
 def checksum(value: Any) -> str:
-    """Of anything that JSON can hold."""
+    """SHA-256 of anything that JSON can hold."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def weights_checksum(model: torch.nn.Module) -> str:
-    """Of the names, types, shapes and values of all weights, whatever device they are on."""
+    """SHA-256 of the names, types, shapes and values of all weights, on whatever device they are."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
@@ -37,31 +37,30 @@ def each_of(
     *,
     width: int,
     batch: int,
-    world: DistributedContext | None = None,
+    context: DistributedContext | None = None,
     partial: Path | None = None,
     made_of: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
+    progress: CountCallback | None = None,
 ) -> NDArray[np.float64]:
-    """[count, width]: what `compute` says of each item, from their numbers [n] to [n, width].
+    """[count, width]: the numbers that `compute` gives for each item, from item numbers [n] to [n, width].
 
     An item's numbers must not depend on the items it is computed with. Then the result is the same on any number of
-    processes, and whether or not it was interrupted. What `compute` raises for a user to put right on one process,
-    all of them raise.
+    processes, and whether or not it was interrupted. An `AdlmError` on one process is raised on all of them.
 
     Args:
-        partial: a file that keeps what is done while the work lasts. It is read where it was made of the same things
-            and removed by whoever has stored the result.
+        partial: a file that keeps the numbers so far. It is read if it was made of the same things; whoever has
+            stored the result removes it.
         made_of: whatever decides the numbers: model, data, protocol, seed.
     """
-    world = world or DistributedContext()
+    context = context or DistributedContext()
     key = checksum({"made_of": made_of or {}, "count": count, "width": width, "batch": batch})
     blocks = -(-count // batch)
-    done = world.on_first(lambda: _read(partial, key))
+    done = context.on_first(lambda: _read(partial, key))
     left = [block for block in range(blocks) if block not in done]
-    for start in range(0, len(left), world.size):
-        # Where blocks run out, a process repeats the first of the round, since processes go together.
-        turn = left[start : start + world.size]
-        mine = turn[world.rank] if world.rank < len(turn) else turn[0]
+    for start in range(0, len(left), context.size):
+        # If blocks run out, a process repeats the first of the round, since all take part in the exchange.
+        turn = left[start : start + context.size]
+        mine = turn[context.rank] if context.rank < len(turn) else turn[0]
         numbers = np.arange(mine * batch, min((mine + 1) * batch, count))
         values = np.zeros((batch, width))
         problem: AdlmError | None = None
@@ -70,20 +69,20 @@ def each_of(
         except AdlmError as error:
             problem = error
         # A process that stopped alone would leave the others waiting for its numbers.
-        if problems := [found for found in world.all(problem) if found is not None]:
+        if problems := [found for found in context.all(problem) if found is not None]:
             raise problems[0]
-        together = world.gathered(torch.from_numpy(values)).numpy()
+        together = context.gathered(torch.from_numpy(values)).numpy()
         for block, part in zip(turn, together, strict=False):
             done[block] = part[: min(batch, count - block * batch)]
-        if world.first and partial is not None:
+        if context.first and partial is not None:
             _append(partial, key, {block: done[block] for block in turn})
-        if watch is not None:
-            watch(min(len(done) * batch, count), count)
+        if progress is not None:
+            progress(min(len(done) * batch, count), count)
     return np.concatenate([done[block] for block in range(blocks)]) if blocks else np.zeros((0, width))
 
 
 def _read(path: Path | None, key: str) -> dict[int, NDArray[np.float64]]:
-    """The blocks of a partial file. What was made of other things is removed, and what a kill left of a line."""
+    """The blocks of a partial file. Blocks made of other things and a half-written last line are removed."""
     done: dict[int, NDArray[np.float64]] = {}
     if path is None or not path.is_file():
         return done
@@ -106,6 +105,6 @@ def _append(path: Path, key: str, blocks: Mapping[int, NDArray[np.float64]]) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         for block, values in blocks.items():
-            # repr gives a float64 back to the bit, and infinities that JSON has no word for.
+            # repr gives a float64 back to the bit, and infinities, for which JSON has no word.
             rows = [[repr(float(x)) for x in row] for row in values]
             file.write(json.dumps({"key": key, "block": block, "values": rows}) + "\n")

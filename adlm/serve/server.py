@@ -16,7 +16,7 @@ import torch
 import uvicorn
 
 from adlm.distributed import device_for
-from adlm.errors import ConfigError, ModelError
+from adlm.errors import ConfigError, ModelError, OutOfRange
 from adlm.memory import keep_freed_memory
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
@@ -50,12 +50,16 @@ class Service:
     def __post_init__(self) -> None:
         asked = f"asked to serve on {self.host}"
         if self.host not in LOOPBACK and not self.key:
-            raise ConfigError(asked, "others can reach it, and there is no key", "give --key, or set ADLM_KEY")
+            raise ConfigError(
+                asked, "others can reach it, and there is no key", "give --key, or set ADLM_KEY", subject="key"
+            )
         if self.studio and (self.key or self.host not in LOOPBACK):
             fix = "serve the page on 127.0.0.1, without a key"
-            raise ConfigError(asked, "a browser does not send the key for a page", fix)
+            raise ConfigError(asked, "a browser does not send the key for a page", fix, subject="studio")
         if self.workers < 1:
-            raise ConfigError(f"asked for {self.workers} workers", "fewer than 1", "give 1 or more")
+            raise OutOfRange("workers", self.workers, "at least 1")
+        if not 0 <= self.port < 1 << 16:
+            raise OutOfRange("port", self.port, "from 0 to 65535")
 
     def bound(self, port: int | None = None, *, listens: bool = True) -> socket.socket:
         """A socket that listens; with port 0 the system chooses one.
@@ -81,7 +85,9 @@ class Service:
             opened.bind((self.host, port))
         except OSError as error:
             opened.close()
-            raise ConfigError(f"asked to serve on {self.host}:{port}", str(error), "choose another --port") from error
+            raise ConfigError(
+                f"asked to serve on {self.host}:{port}", str(error), "choose another --port", subject="port"
+            ) from error
         return opened
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError
-from adlm.evaluate.bound import position_nats
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.bound import position_nats
 from adlm.objectives.nelbo import Nelbo
 from adlm.randomness import Noise
 from adlm.types import Batch, Corrupted

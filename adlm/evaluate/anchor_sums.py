@@ -1,15 +1,12 @@
-"""What the anchors of a two-stage model do: how well each stage predicts, of which tokens, and what is handed over.
+"""The predictions of both stages of a two-stage model at masked tokens, summed by row, noise level and kind of token.
 
-Rows are masked by count at a few noise levels. At every masked token both stages predict; the sums of each row are
-kept apart by level and by the kind of token, and figures and their errors come from these. The denoiser predicts again
-from hand-overs that were tampered with at masked positions (`hand_over_trials.py`): if nothing changes when they tell
-no more than how frequent tokens are, the anchors carry nothing.
-
-Padding that a model has to predict is masked as in training, and counts nowhere here.
+Rows are masked by count at a few noise levels, and both stages predict every masked token. The denoiser predicts again
+from inputs that were changed at masked positions (`anchor_trials.py`). Padding that a model has to predict is masked as
+in training, and not counted.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,10 +21,8 @@ from adlm.data.loader import read_rows
 from adlm.data.table import Table
 from adlm.data.tokenizer import Tokenizer
 from adlm.diffusion.corruption import CountMasking
-from adlm.errors import ConfigError, DataError, ModelError
-from adlm.evaluate.hand_over_trials import TRIALS, Trials
-from adlm.evaluate.jackknife import jackknife, ratio
-from adlm.evaluate.result import Figure
+from adlm.errors import ConfigError, DataError, ModelError, OutOfRange
+from adlm.evaluate.anchor_trials import TRIALS, Trials
 from adlm.models.embedding import Head
 from adlm.models.language_model import LanguageModel, sigma_at
 from adlm.models.two_stage import TwoStage, as_two_stage
@@ -40,9 +35,9 @@ Numbers = NDArray[np.int64]
 STAGES = ("anchor stage", "denoiser")
 MAIN = ("anchor tokens", "other tokens")
 WORDS = ("content words", "function words", "digits", "punctuation", "special tokens")
-IN_ROW = ("once in the row", "2 to 5 times in the row", "6 to 20 times in the row", "oftener in the row")
+IN_ROW = ("once in the row", "2 to 5 times in the row", "6 to 20 times in the row", "more often in the row")
 IN_CORPUS = ("rarest quarter", "third quarter", "second quarter", "most frequent quarter")
-# Every token is of one kind in each of these.
+# Every token is of exactly one kind in each of these.
 DIVISIONS = (MAIN, WORDS, IN_ROW, IN_CORPUS)
 KINDS = (*MAIN, *WORDS, *IN_ROW, *IN_CORPUS)
 LEVELS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
@@ -65,13 +60,13 @@ class _Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Types:
-    """What is known of each token type: its words, and how frequent it is in the data.
+    """What is known of each token type: its kind of word, and how frequent it is in the data.
 
     Args:
-        words: [V] numbers into `WORDS`.
-        log_share: [V] log of each type's fraction of all tokens, 1 added to its count; -inf for the mask.
-        quarter: [V] numbers into `IN_CORPUS`: types in the order of their counts, cut into four of equal numbers of
-            tokens.
+        words: [V] indices into `WORDS`.
+        log_fraction: [V] log of each type's fraction of all tokens, 1 added to its count; -inf for the mask.
+        quarter: [V] indices into `IN_CORPUS`: types in the order of their counts, cut into four parts with equal
+            numbers of tokens.
     """
 
     words: Tensor
@@ -80,7 +75,7 @@ class Types:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, table: Table, most_rows: int = 4096) -> "Types":
-        """Counted in the rows that are there, or the first of them."""
+        """Types counted in the first rows of a table."""
         roles = tokenizer.roles
         counts = np.zeros(roles.vocab_size, np.int64)
         for start in range(0, min(len(table), most_rows), 256):
@@ -89,9 +84,9 @@ class Types:
             text = tokens[np.arange(tokens.shape[1]) < lengths[:, None]]
             if len(text) and text.max() >= roles.vocab_size:
                 raise DataError(
-                    f"asked for the tokens of {table.name}",
-                    f"token {text.max()} in a vocabulary of {roles.vocab_size}",
-                    "prepare the data with the model's tokenizer",
+                    f"token {text.max()} of {table.name} is not in the vocabulary of {roles.vocab_size}",
+                    fix="prepare the data with the model's tokenizer",
+                    subject=table.name,
                 )
             counts += np.bincount(text, minlength=roles.vocab_size)
         special = {roles.mask_id, roles.eos_id, roles.bos_id, roles.pad_id}
@@ -118,16 +113,15 @@ def check_anchored(model: LanguageModel) -> TwoStage:
     anchored = as_two_stage(model, "what its anchors do")
     if model.causal:
         raise ConfigError(
-            "asked what the anchors of a model do",
-            "it writes left to right, and nothing is ever masked",
-            "name a model with bidirectional stacks",
-            subject="attention",
+            "the model writes left to right: nothing is ever masked",
+            fix="name an anchored diffusion model",
+            subject="model",
         )
     return anchored
 
 
 class AnchorNumbers:
-    """For `each_of`: the sums of each row, [n, width], and what is in which column."""
+    """A function from row numbers [n] to the sums of each row [n, width]; `columns` says which sum is where."""
 
     def __init__(
         self,
@@ -140,9 +134,9 @@ class AnchorNumbers:
         seed: int = 0,
     ) -> None:
         if not levels or not all(0 < level < 1 for level in levels) or len(set(levels)) < len(levels):
-            raise ConfigError(f"asked for the noise levels {levels}", "not all different and in (0, 1)", "as 0.1,0.5")
+            raise OutOfRange("levels", list(levels), "different numbers between 0 and 1")
         if len(table) == 0:
-            raise DataError(f"asked what anchors do in {table.name}", "not one row", "name a set with text in it")
+            raise DataError(f"{table.name} has no rows", subject=table.name)
         self.model, self.table, self.rule = check_anchored(model).eval(), table, rule
         self.levels, self.noise = tuple(levels), Noise(seed).fork("anchors")
         self.device = next(model.parameters()).device
@@ -166,7 +160,7 @@ class AnchorNumbers:
         return out
 
     def _rows(self, numbers: Numbers) -> tuple[Batch, Tensor]:
-        """A batch whose noise goes by the rows' own numbers, and which of its tokens are text and to be predicted."""
+        """A batch whose noise depends on the rows' own numbers, and which of its tokens are text to be predicted."""
         batch = read_rows(self.table, numbers)
         lengths = torch.from_numpy(self.table.lengths(numbers))
         text = (torch.arange(batch.tokens.shape[1]) < lengths[:, None]) & batch.scored
@@ -174,7 +168,7 @@ class AnchorNumbers:
         return batch.to(self.device), text.to(self.device)
 
     def _kinds(self, batch: Batch) -> list[Tensor]:
-        """For each of the divisions the number of every token's kind, [B, L]."""
+        """The kind of every token in each division, as indices [B, L]."""
         often = counts_in_row(batch)
         return [
             (~self.rule.mark(batch)).long(),
@@ -184,7 +178,7 @@ class AnchorNumbers:
         ]
 
     def _noise(self, level: float) -> Noise:
-        """The same whatever other levels are asked for."""
+        """The noise of a level, whatever other levels there are."""
         return self.noise.fork(f"{level:g}")
 
     def _corrupted(self, level: float, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -194,7 +188,7 @@ class AnchorNumbers:
         return x_t, masked, t if self.model.time_conditioned else None
 
     def _sampled_stage(self, number: int) -> tuple[Tensor, Tensor]:
-        """Features of the first stage [N, D] at masked tokens of the first rows, for their mean: both kinds of it."""
+        """Residual and anchor features [N, D] of the first stage at masked tokens of the first rows, for their mean."""
         batch, text = self._rows(np.arange(min(len(self.table), 64)))
         x_t, masked, t = self._corrupted(self.levels[number], batch)
         stage = self.model.anchor_stage(x_t, t, segments=batch.segments)
@@ -242,7 +236,7 @@ class AnchorNumbers:
 
 
 def _predicted(head: Head, hidden: Tensor, tokens: Tensor) -> _Prediction:
-    """From features [N, D]; logits a slice at a time, the mask left out."""
+    """Predictions from features [N, D]; logits are computed in slices, without the mask."""
     parts = []
     rows = max(1, SLICE_LOGITS // len(head.bias))
     for h, y in zip(hidden.split(rows), tokens.split(rows), strict=True):
@@ -251,7 +245,7 @@ def _predicted(head: Head, hidden: Tensor, tokens: Tensor) -> _Prediction:
         parts.append((-log_p.gather(-1, y[:, None])[:, 0], top.indices, top.values.exp()))
     nats, best, confidence = (torch.cat(each) for each in zip(*parts, strict=True))
     if not (nats.isfinite() & confidence.isfinite()).all():
-        raise ModelError("asked what the anchors of a model do", "logits that are not finite", "train it again")
+        raise ModelError("the model's logits are not finite", fix="train it again", subject="logits")
     return _Prediction(nats, best, confidence)
 
 
@@ -261,66 +255,3 @@ def _columns(levels: Sequence[float]) -> Iterator[Column]:
         yield from ((level, kind, *what) for kind in MAIN for what in _OF_BOTH)
         for kind, stage, i, what in itertools.product(MAIN, STAGES, range(BINS), _OF_BIN):
             yield level, kind, stage, f"bin {i} {what}"
-
-
-def anchor_figures(table: Array, columns: Mapping[Column, int]) -> dict[str, Figure]:
-    """Figures from the sums of rows, named "LEVEL, KIND, STAGE: WHAT"; kinds that do not occur at a level are left out.
-
-    `gain over unigram` is what the denoiser's nats rise by when it is told no more than how frequent tokens are.
-    """
-    figures: dict[str, Figure] = {}
-
-    def add(level: float, kind: str, stage: str, what: str, found: tuple[float, float], unit: str = "") -> None:
-        name = ", ".join(filter(None, (f"{level:g}", kind, stage)))
-        figures[f"{name}: {what}"] = Figure(*found, unit=unit)
-
-    def of(*names: Column) -> Array:
-        return table[:, [columns[name] for name in names]]
-
-    for level in dict.fromkeys(name[0] for name in columns):
-        for kind in KINDS:
-            count: Column = (level, kind, "", "count")
-            if not of(count).sum():
-                continue
-            for stage in STAGES:
-                add(level, kind, stage, "nats", ratio(of((level, kind, stage, "nats"), count)), "nats per token")
-                add(level, kind, stage, "accuracy", ratio(of((level, kind, stage, "correct"), count)))
-                add(level, kind, stage, "probability", ratio(of((level, kind, stage, "probability"), count)))
-            if kind not in MAIN:
-                continue
-            add(level, kind, "", "agreement", ratio(of((level, kind, "", "agree"), count)))
-            for stage in STAGES:
-                bins = [
-                    (level, kind, stage, f"bin {i} {what}") for what in ("confidence", "correct") for i in range(BINS)
-                ]
-                add(level, kind, stage, "calibration error", jackknife(of(*bins, count), _calibration_error))
-            for trial in TRIALS[1:]:
-                nats = of((level, kind, trial, "nats"), count)
-                add(level, kind, f"denoiser told {trial}", "nats", ratio(nats), "nats per token")
-            gain = of((level, kind, "unigram", "nats"), (level, kind, "denoiser", "nats"), count)
-            found = jackknife(gain, lambda sums: (sums[..., 0] - sums[..., 1]) / sums[..., 2])
-            add(level, kind, "denoiser", "gain over unigram", found, "nats per token")
-    return figures
-
-
-def reliability(table: Array, columns: Mapping[Column, int], kind: str, stage: str) -> list[tuple[float, float, int]]:
-    """Mean confidence, accuracy and tokens of each bin of confidence that has any, over all levels."""
-    found = []
-    for i in range(BINS):
-        count, confidence, correct = (
-            sum(
-                table[:, position].sum()
-                for name, position in columns.items()
-                if name[1:] == (kind, stage, f"bin {i} {what}")
-            )
-            for what in ("count", "confidence", "correct")
-        )
-        if count:
-            found.append((float(confidence / count), float(correct / count), int(count)))
-    return found
-
-
-def _calibration_error(sums: Array) -> Array:
-    """sum over bins |confidence - accuracy| * share, from [..., confidences, corrects, count]."""
-    gap: Array = np.abs(sums[..., :BINS] - sums[..., BINS : 2 * BINS]).sum(-1) / sums[..., -1]
-    return gap

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from adlm.errors import ConfigError
-from adlm.evaluate.hole_lengths import ContextMasking, context_nats
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise
+from adlm.samplers.hole_lengths import ContextMasking, context_nats
 from adlm.types import Batch
 from tests.conftest import TableModel
 

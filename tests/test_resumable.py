@@ -13,11 +13,13 @@ from adlm.data.tokenizer import characters
 from adlm.distributed import DistributedContext
 from adlm.errors import ModelError
 from adlm.evaluate.documents import document_rows
-from adlm.evaluate.perplexity import ESTIMATORS, score_items
-from adlm.evaluate.work import each_of, weights_checksum
+from adlm.evaluate.likelihoods import score_items
+from adlm.evaluate.measurement import Measurement
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.objectives.likelihood import ESTIMATORS
+from adlm.resumable import each_of, weights_checksum
 from tests.conftest import Texts
 
 
@@ -72,7 +74,7 @@ def squares(numbers):
 def test_processes_find_what_one_finds(count):
     alone = each_of(count, squares, width=2, batch=3)
     assert np.array_equal(alone, squares(np.arange(count)))
-    for found in together(2, lambda world: each_of(count, squares, width=2, batch=3, world=world)):
+    for found in together(2, lambda context: each_of(count, squares, width=2, batch=3, context=context)):
         assert np.array_equal(found, alone)
 
 
@@ -82,7 +84,7 @@ def test_an_error_of_one_process_is_raised_by_all():
             raise ModelError("asked", "nan", "mend it")
         return squares(numbers)
 
-    found = together(2, lambda world: each_of(9, compute, width=2, batch=3, world=world))
+    found = together(2, lambda context: each_of(9, compute, width=2, batch=3, context=context))
     assert [str(error) for error in found] == [str(ModelError("asked", "nan", "mend it"))] * 2
 
 
@@ -162,8 +164,9 @@ def test_a_likelihood_is_the_same_to_the_bit_on_one_process_and_on_two():
         torch.nn.init.normal_(built.head.weight)
         return built
 
-    def scored(world):
-        return score_items(models[world.rank], table, ESTIMATORS["counts"], draws=2, batch=2, world=world).nats
+    def scored(context):
+        work = Measurement(context)
+        return score_items(models[context.rank], table, ESTIMATORS["counts"], draws=2, batch=2, work=work).nats
 
     models = [model(), model()]
     alone = scored(DistributedContext())

@@ -1,0 +1,81 @@
+"""The network of one request, whose passes are computed together with those of other requests."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from adlm.models.cache import Cache
+from adlm.models.hand_over import AnchorState
+from adlm.models.language_model import LanguageModel
+from adlm.samplers.network import NetworkWrapper
+from adlm.serve.network_calls import Alone, LogitsCall, NetworkCall, NetworkInput, NextToken, Pass
+from adlm.types import Features
+
+Ask = Callable[[NetworkCall], Any]
+
+
+class BatchedNetwork(NetworkWrapper):
+    """Hands every pass to a `Batcher` and waits for the result.
+
+    The logits of the last final features come along with them once the request has shown that it draws tokens, so that
+    it waits once per step.
+
+    Args:
+        ask: computes a call, see `Batcher.shared`.
+    """
+
+    def __init__(self, network: LanguageModel, ask: Ask) -> None:
+        super().__init__(network)
+        self._ask, self._draws = ask, False
+        self._final: Tensor | None = None
+        self._logits: Tensor | None = None
+
+    def features(
+        self,
+        tokens: Tensor,
+        t: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        output_mask: Tensor | None = None,
+    ) -> Features:
+        rows = NetworkInput(tokens, self._times(t), segments, output_mask)
+        found, logits = self._ask(Pass("features", rows, self._draws and output_mask is not None))
+        self._final, self._logits = found.final, logits
+        return found
+
+    def anchor_stage(self, tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> AnchorState:
+        return self._ask(Pass("anchor_stage", NetworkInput(tokens, self._times(t), segments)))[0]
+
+    def denoise(
+        self,
+        stage: AnchorState,
+        tokens: Tensor,
+        t: Tensor | None = None,
+        *,
+        segments: Tensor | None = None,
+        output_mask: Tensor | None = None,
+    ) -> Tensor:
+        rows = NetworkInput(tokens, self._times(t), segments, output_mask, stage)
+        found, logits = self._ask(Pass("denoise", rows, self._draws and output_mask is not None))
+        self._final, self._logits = found, logits
+        return found
+
+    def extend(self, tokens: Tensor, cache: Cache, *, every: bool = False) -> Features:
+        if not cache.length or tokens.shape[1] != 1 or every:
+            return self._ask(Alone(lambda: self.network.extend(tokens, cache, every=every), len(tokens)))
+        found, logits = self._ask(NextToken(tokens, cache, self._draws))
+        self._final, self._logits = found.final, logits
+        return found
+
+    def logits(self, final: Tensor) -> Tensor:
+        self._draws = True
+        if final is self._final and self._logits is not None:
+            return self._logits
+        return self._ask(LogitsCall(final, self.vocabulary.size))
+
+    def anchor_logits(self, anchor: Tensor) -> Tensor:
+        return self._ask(LogitsCall(anchor, self.vocabulary.size, anchor=True))
+
+    def _times(self, t: Tensor | None) -> Tensor | None:
+        return t if self.time_conditioned else None

@@ -1,0 +1,178 @@
+"""A text while it is written, as events: the canvas first, then what each step changed and predicted."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adlm.errors import ConfigError, OutOfRange
+from adlm.pieces import Pieces, anchor_rule, anchors_by
+from adlm.samplers.canvas import Canvas
+from adlm.samplers.recording import BlankPredictions, RecordingNetwork
+from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import StepEvent
+from adlm.serve.batcher import Ticket
+from adlm.serve.limits import ServerLimits, check_given, most_tokens
+from adlm.serve.requests import GenerateRequest
+from adlm.text_model import TextModel
+from adlm.text_rows import TextRow
+
+_NOTICEABLE = 0.02  # a smaller change of the likeliest token's probability is not worth an event
+Ranking = list[tuple[str, float]]
+
+
+class Generation:
+    """The work of one `/v1/generate` request, which tells its events as it proceeds."""
+
+    def __init__(
+        self, ask: GenerateRequest, sampler: Sampler, limits: ServerLimits, tell: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.ask, self.sampler, self.limits, self.tell = ask, sampler, limits, tell
+
+    def __call__(self, model: TextModel, ticket: Ticket) -> None:
+        ask, began = self.ask, time.perf_counter()
+        self.model, self.mask_id = model, model.tokenizer.mask_id
+        self.pieces, self.rule = Pieces(model.tokenizer), anchor_rule(model.config)
+        roles = model.tokenizer.roles
+        self.special = frozenset({roles.eos_id, roles.bos_id, roles.pad_id})
+        self.typed: list[int] = []  # how many tokens each text in a canvas has
+        self.predictions = _Predictions(ask.predictions, self.text) if ask.predictions else None
+        check_given(model, self.limits, ask.prompt, ask.suffix, ask.text or "")
+        row = self._row()
+        canvas = model.rows.canvas([(row, 0)])
+        self._begin(canvas)
+        network = None
+        if self.predictions is not None:
+            network = RecordingNetwork(model.network, canvas, self.predictions.hear)
+        sample = model.fill(
+            canvas, sampler=self.sampler, seed=ask.seed, network=network, on_step=self._step, stop=roles.eos_id
+        )
+        text = model.rows.text(row, sample.tokens[0].tolist())
+        seconds, length = round(time.perf_counter() - began, 3), self._length_in_the_end()
+        self.tell({"type": "done", "text": text, "seconds": seconds, "calls": ticket.calls, "length": length})
+
+    def _row(self) -> TextRow:
+        """The row to fill: of a canvas, a text with holes, or a prompt."""
+        ask, model = self.ask, self.model
+        if ask.canvas is not None:
+            return model.rows.resuming(self._ids_of(ask.canvas))
+        if ask.text is not None:
+            return model.infill_row(ask.text, seed=ask.seed)
+        limit = ask.max_tokens or most_tokens(model, self.limits, ask.prompt, ask.suffix)
+        return model.prompt_row(ask.prompt, suffix=ask.suffix, max_new_tokens=limit, sampler=self.sampler)
+
+    def text(self, token: int) -> str:
+        return "·" if token in self.special else self.pieces[token]
+
+    def _length_in_the_end(self) -> int:
+        """Positions up to an end token behind which nothing was said; blanks that it left open are no part of the
+        text."""
+        row, roles = self.before[: self.length], self.model.tokenizer.roles
+        begin, _ = self.model.config.packing.frame(roles)
+        start = len(begin) if row[: len(begin)] == list(begin) else 0
+        silent = self.special | {self.mask_id}
+        for i, token in enumerate(row):
+            if token == self.mask_id:
+                break
+            if i >= start and token == roles.eos_id and silent.issuperset(row[i:]):
+                return i + 1
+        return self.length
+
+    def _ids_of(self, canvas: Sequence[int | str | None]) -> list[int]:
+        """The tokens of a canvas, the mask at blanks; a text among them is as many as it has."""
+        row: list[int] = []
+        size, most = self.model.config.vocabulary.size, max(self.model.config.packing.length, self.limits.tokens)
+        for given in canvas:
+            if isinstance(given, str):
+                found = self.model.tokenizer.encode_known(given).tolist()
+                if not found:
+                    raise ConfigError(f"the text {given!r} in the canvas has no token", subject="canvas")
+                self.typed.append(len(found))
+                row += found
+            elif given is not None and (given >= size or given == self.mask_id):
+                raise OutOfRange("canvas", given, f"a token id below {size}, or null")
+            else:
+                row.append(self.mask_id if given is None else given)
+        if len(row) > most:
+            raise OutOfRange("canvas", len(row), f"at most {most} tokens")
+        return row
+
+    def _begin(self, canvas: Canvas) -> None:
+        row, open_ = canvas.tokens[0].tolist(), canvas.open[0].tolist()
+        # Behind the last position that is given or to be written, nothing will happen.
+        self.length = max((i + 1 for i, t in enumerate(row) if open_[i] or t != self.mask_id), default=0)
+        self.limits.check("tokens", sum(open_), param="max_tokens")
+        self.before = row
+        tokens = [
+            [None, "", "blank" if open_[i] else "given"] if t == self.mask_id else [t, self.text(t), "given"]
+            for i, t in enumerate(row[: self.length])
+        ]
+        steps, anchored = getattr(self.sampler, "steps", None), self.model.network.stages > 1
+        begun = {"type": "canvas", "tokens": tokens, "steps": steps, "anchored": anchored}
+        self.tell({**begun, "typed": self.typed} if self.typed else begun)
+
+    def _step(self, event: StepEvent) -> None:
+        now = event.tokens[0].tolist()
+        changes = [
+            [i, None, ""] if token == self.mask_id else [i, token, self.text(token)]
+            for i, (token, before) in enumerate(zip(now[: self.length], self.before, strict=False))
+            if token != before
+        ]
+        predictions = [] if self.predictions is None else self.predictions.since()
+        self.before = now
+        if changes or predictions:
+            told = {"type": "step", "step": event.step, "changes": changes, "predictions": predictions}
+            self.tell({**told, "anchors": self._anchors(now)})
+
+    def _anchors(self, row: Sequence[int]) -> list[int]:
+        """By the model's rule; of a model with an anchor stage, those that it foresaw. In a short row that rule has
+        nearly every token."""
+        valid = torch.tensor([[token != self.mask_id and token not in self.special for token in row]])
+        found: list[int] = anchors_by(self.rule, torch.tensor([row]), valid)[0, : self.length].nonzero()[:, 0].tolist()
+        if self.predictions is None or self.model.network.stages < 2:
+            return found
+        return [i for i in found if self.predictions.foreseen(i) == self.text(row[i])]
+
+
+class _Predictions:
+    """What the model expected at the blanks, as the passes of the sampler found it: no pass is made for it."""
+
+    def __init__(self, count: int, text: Callable[[int], str]) -> None:
+        self.count, self.text = count, text
+        self.said: dict[int, tuple[Ranking, Ranking]] = {}
+        self.fresh: list[tuple[int, Ranking, Ranking]] = []
+
+    def hear(self, found: BlankPredictions) -> None:
+        """Take what a pass predicted."""
+        finals = self._rankings(found.logits)
+        anchors = [[] for _ in finals] if found.anchor is None else self._rankings(found.anchor)
+        for position, *now in zip(found.positions, anchors, finals, strict=True):
+            rankings = (now[0], now[1])
+            if position not in self.said or _differ(self.said[position], rankings):
+                self.said[position] = rankings
+                self.fresh.append((position, *rankings))
+
+    def foreseen(self, position: int) -> str | None:
+        """The anchor stage's first candidate, as it was last asked for this position."""
+        anchor, _ = self.said.get(position, ([], []))
+        return anchor[0][0] if anchor else None
+
+    def since(self) -> list[tuple[int, Ranking, Ranking]]:
+        """What has changed noticeably since the last call: position, the anchor stage's ranking, the final one's."""
+        found, self.fresh = self.fresh, []
+        return found
+
+    def _rankings(self, logits: Tensor) -> list[Ranking]:
+        top = logits.softmax(-1).topk(min(self.count, logits.shape[-1] - 1))
+        return [
+            [(self.text(i), round(p, 3)) for i, p in zip(ids, values, strict=True)]
+            for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        ]
+
+
+def _differ(before: tuple[Ranking, Ranking], now: tuple[Ranking, Ranking]) -> bool:
+    """Noticeably: in the likeliest token of a stage, or in its probability."""
+    pairs = [(a[0], b[0]) for a, b in zip(before, now, strict=True) if a and b]
+    return any(a[0] != b[0] or abs(a[1] - b[1]) > _NOTICEABLE for a, b in pairs)

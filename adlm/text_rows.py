@@ -1,0 +1,150 @@
+"""Texts as rows of a model: framed and padded as in training, blank where something is to be written."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from adlm.data.packing import Packing
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError, OutOfRange
+from adlm.samplers.canvas import Canvas
+from adlm.samplers.constraints import Constraint, Language
+from adlm.samplers.holes import Template
+
+
+class TextRow(NamedTuple):
+    """A row with blanks, and the text that it stands for: `before`, the tokens `start` to `end`, `after`.
+
+    tokens: ids, the mask at blanks. Only blanks from `start` to `end` are filled.
+    first_id: number of its first sample, see `Canvas.sample_ids`.
+    holes: start and end of spans, and what may stand in each.
+    """
+
+    tokens: list[int]
+    start: int
+    end: int
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+    first_id: int = 0
+    holes: Sequence[tuple[int, int, Language]] = ()
+
+
+class RowFormat:
+    """What the rows of a model look like."""
+
+    def __init__(self, packing: Packing, tokenizer: Tokenizer, *, causal: bool) -> None:
+        self.packing, self.tokenizer, self.causal = packing, tokenizer, causal
+        self.begin, self.end = packing.frame(tokenizer.roles)
+        # Padding that a model had to predict, or rows that were always full: it knows no shorter rows.
+        self.always_full = not causal and (packing.padding_counts or not packing.pads)
+
+    def finished(self, ids: Sequence[int]) -> tuple[list[int], list[bool]]:
+        """A finished text as in training, and which of its tokens count."""
+        room = self.packing.length - len(self.begin) - len(self.end)
+        if len(ids) > room:
+            raise ConfigError(
+                f"the text has {len(ids)} tokens; the model's rows have room for {room}",
+                fix="shorten it",
+                subject="text",
+            )
+        row = [*self.begin, *ids, *self.end]
+        padding = self.packing.length - len(row) if self.packing.pads else 0
+        counts = [True] * len(row) + [self.packing.padding_counts] * padding
+        return row + [self.tokenizer.roles.pad_id] * padding, counts
+
+    def room(self, prompt: Sequence[int], suffix: Sequence[int] = ()) -> int:
+        """How many tokens can be written between a prompt and a suffix within a row."""
+        closing = len(suffix) + len(self.end) if suffix else 0
+        return self.packing.length - len(self.begin) - len(prompt) - closing
+
+    def continuing(self, prompt: str, suffix: str = "", limit: int | None = None, *, windowed: bool = False) -> TextRow:
+        """The row in which a text continues from `prompt` to `suffix`.
+
+        Args:
+            limit: at most so many new tokens; by default as many as the row has room for.
+            windowed: the network is shown a window of the row, which may then be longer than those of training.
+        """
+        roles = self.tokenizer.roles
+        ids, after = (self.tokenizer.encode_known(text).tolist() for text in (prompt, suffix))
+        if suffix and self.causal:
+            raise ConfigError("a left-to-right model does not see a suffix", fix="use a masked model", subject="suffix")
+        room = self.room(ids, after)
+        if limit is None:
+            self.finished([*ids, *after])
+            if room < 1:
+                raise ConfigError(
+                    f"the prompt of {len(ids)} tokens fills the model's rows", fix="shorten it", subject="prompt"
+                )
+            limit = room
+        elif limit < 1:
+            raise OutOfRange("max_new_tokens", limit, "at least 1")
+        elif limit > room and not self.causal and (after or not windowed):
+            raise ConfigError(
+                f"asked for {limit} new tokens after a prompt of {len(ids)}",
+                f"the model's rows have room for {max(room, 0)} more",
+                "ask for fewer" if after else "ask for fewer, or set block_size to write in blocks",
+                subject="max_new_tokens",
+            )
+        closing = [*after, *self.end] if after else []
+        row = [*self.begin, *ids, *[roles.mask_id] * limit, *closing]
+        # What follows a finished text is padding, if there is any; else it may be anything, and stays unknown.
+        row = self._full(row, roles.pad_id if closing and self.packing.pads else roles.mask_id)
+        start = len(self.begin) + len(ids)
+        return TextRow(row, start, start + limit, ids, after, _first_id(ids, after))
+
+    def infilling(self, template: Template, lengths: Sequence[int]) -> TextRow:
+        """The row of a text with holes of these lengths."""
+        row, counts = self.finished(template.ids(lengths, self.tokenizer.mask_id))
+        if self.causal and any(template.parts[1:]):
+            raise ConfigError(
+                "a left-to-right model does not see what follows a hole",
+                fix="use a masked model, or end the text with the hole",
+                subject="text",
+            )
+        # Padding that does not count was never shown to the model.
+        row = row[: sum(counts)]
+        return TextRow(row, len(self.begin), len(row), holes=template.spans(lengths, offset=len(self.begin)))
+
+    def resuming(self, tokens: Sequence[int]) -> TextRow:
+        """The row of a canvas: ids that stay, the mask where something is to be written."""
+        row, mask_id = list(tokens), self.tokenizer.mask_id
+        blanks = [i for i, token in enumerate(row) if token == mask_id]
+        if self.causal and blanks and blanks[-1] - blanks[0] >= len(blanks):
+            raise ConfigError(
+                "a left-to-right model does not see what follows a blank",
+                fix="use a masked model, or leave blanks at the end alone",
+                subject="canvas",
+            )
+        start = len(self.begin) if row[: len(self.begin)] == self.begin else 0
+        return TextRow(self._full(row, mask_id), start, len(row))
+
+    def canvas(self, samples: Sequence[tuple[TextRow, int]]) -> Canvas:
+        """One row per sample: (row, its number among those of the row). Shorter rows are filled up at the end."""
+        length, roles = max(len(row.tokens) for row, _ in samples), self.tokenizer.roles
+        tokens = torch.tensor([[*row.tokens, *[roles.eos_id] * (length - len(row.tokens))] for row, _ in samples])
+        position = torch.arange(length)
+        start, end = (torch.tensor([[getattr(row, name)] for row, _ in samples]) for name in ("start", "end"))
+        frozen = (tokens != roles.mask_id) | (position < start) | (position >= end)
+        numbers = torch.tensor([row.first_id + k for row, k in samples])
+        held = tuple(Constraint(i, *hole) for i, (row, _) in enumerate(samples) for hole in row.holes)
+        return Canvas(tokens, frozen, numbers, held)
+
+    def text(self, row: TextRow, tokens: Sequence[int], *, stop: bool = True) -> str:
+        """The text of a filled row, up to the end token if `stop`."""
+        written, end = list(tokens[row.start : row.end]), self.tokenizer.roles.eos_id
+        if stop and end in written:
+            written = written[: written.index(end)]
+        return self.tokenizer.decode([*row.before, *written, *row.after])
+
+    def _full(self, row: list[int], filler: int) -> list[int]:
+        return row + [filler] * (self.packing.length - len(row)) if self.always_full else row
+
+
+def _first_id(prompt: list[int], suffix: list[int]) -> int:
+    """62 bits, so that the samples of two prompts do not share numbers. 0 if nothing was given."""
+    if not prompt and not suffix:
+        return 0
+    digest = hashlib.blake2b(repr((prompt, suffix)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2
