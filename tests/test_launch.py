@@ -186,7 +186,7 @@ def test_every_command_of_the_guide_names_options_and_settings_that_exist(comman
         return SimpleNamespace(steps=run.train.steps, nats=None)
 
     monkeypatch.setattr("adlm.cli.train.fit", note)
-    monkeypatch.setattr("adlm.cli.train.read_run", lambda path: recipe("demo-adlm"))
+    monkeypatch.setattr("adlm.recipes.named.read_run", lambda path: recipe("demo-adlm"))
     _, *words = shlex.split(command, comments=True)
     assert main(words) == 0
     assert len(asked) == 1
