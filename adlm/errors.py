@@ -6,7 +6,8 @@
     │   └── UnknownName  a name that is not in a list; the nearest ones are offered
     ├── MissingExtra     an optional dependency is not installed
     ├── DataError        text that cannot be read, packed or trusted
-    │   └── DamagedData  prepared files that do not match their manifest
+    │   ├── DamagedData  prepared files that do not match their manifest
+    │   └── NotUtf8      bytes that are not UTF-8
     ├── ModelError       a model folder or file that does not fit
     └── TrainingError    a run that must not continue
         └── Interrupted  a run that was told to stop; it can be resumed
@@ -72,6 +73,19 @@ class DataError(AdlmError):
 
 class DamagedData(DataError):
     """Prepared files that do not match their manifest."""
+
+
+class NotUtf8(DataError):
+    """Bytes of a file that are not UTF-8. Callers that can replace them say how (`with_option`)."""
+
+    def __init__(self, where: str, found: str, option: str = "") -> None:
+        fix = "convert the file to UTF-8" + (f", or replace such bytes: {option}" if option else "")
+        super().__init__(f"asked to read {where} as UTF-8", found, fix, subject=where)
+        self.where = where
+
+    def with_option(self, option: str) -> "NotUtf8":
+        """The same error, with the caller's option that replaces such bytes."""
+        return NotUtf8(self.where, self.found, option)
 
 
 class ModelError(AdlmError):

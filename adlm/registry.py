@@ -22,6 +22,7 @@ from typing import Any, TypeVar, overload
 from adlm.errors import ConfigError, UnknownName
 
 T = TypeVar("T")
+PLUGINS = "adlm.plugins"  # the group of entry points
 
 
 def _in(module: str, *names: str) -> dict[str, str]:
@@ -323,7 +324,7 @@ def _search_working_folder() -> None:
 
 @cache
 def _load_plugins() -> None:
-    for entry in entry_points(group="adlm.plugins"):
+    for entry in entry_points(group=PLUGINS):
         try:
             entry.load()
         except Exception as error:

@@ -110,8 +110,8 @@ class RowFormat:
     def resuming(self, tokens: Sequence[int]) -> TextRow:
         """The row of a canvas: ids that stay, the mask where something is to be written."""
         row, mask_id = list(tokens), self.tokenizer.mask_id
-        blanks = [i for i, token in enumerate(row) if token == mask_id]
-        if self.causal and blanks and blanks[-1] - blanks[0] >= len(blanks):
+        first = row.index(mask_id) if mask_id in row else len(row)
+        if self.causal and any(token != mask_id for token in row[first:]):
             raise ConfigError(
                 "a left-to-right model does not see what follows a blank",
                 fix="use a masked model, or leave blanks at the end alone",

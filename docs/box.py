@@ -1,4 +1,4 @@
-"""Put a trained model into the package, in half precision, with its twin's figures in its card.
+"""Put a trained model into the package, in half precision, with the figures of its matched baseline in its card.
 
     adlm train box-adlm && adlm train box-mdlm-same-cost && python docs/box.py runs/box-adlm runs/box-mdlm-same-cost
 
@@ -24,12 +24,12 @@ BOX = Path(adlm.__file__).parent / "box"
 DRAWS, LIMIT = 8, 20_000_000
 # What reads best, by eye: see docs/log.md.
 SAMPLING = {"sampler": "ancestral", "steps": 256, "top_p": 0.8, "block_size": 8}
-NAMES = {"box-adlm": "ADLM (this model)", "box-mdlm-same-cost": "MDLM of equal cost, its twin"}
+NAMES = {"box-adlm": "ADLM (this model)", "box-mdlm-same-cost": "MDLM of equal cost, its matched baseline"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs=2, help="of the model and of its twin")
+    parser.add_argument("folders", type=Path, nargs=2, help="of the model and of its matched baseline")
     parser.add_argument("--data", required=True, help="a sentence for the card: which part of the corpus this was")
     parser.add_argument("--cache", type=Path)
     options = parser.parse_args()
@@ -61,7 +61,8 @@ def main() -> None:
 
 NOTES = """
 A small model of small stories: it shows how anchored diffusion writes and fills in, and is fit for nothing else. It was
-trained on a CPU by the recipe `box-adlm`, its twin by `box-mdlm-same-cost`, on the same stories in the same order.
+trained on a CPU by the recipe `box-adlm`, its matched baseline by `box-mdlm-same-cost`, on the same
+stories in the same order.
 """
 
 

@@ -2,7 +2,7 @@
 
     python docs/collect.py runs/anchoring runs/anchors ...
 
-`make results` carries the studies out and then runs this.
+`make results` runs the studies and then this.
 """
 
 import json
@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from adlm.config import from_json
-from adlm_studies.experiments import named  # noqa: F401 - the studies are known once they are imported
+from adlm_studies.experiments.named import STUDIES
 from adlm_studies.experiments.study import RESULTS, Study, read_results
 from adlm_studies.report.chart import save_svg
 from adlm_studies.report.sections import Cell, Chart, ReportTable, Section
@@ -23,7 +23,7 @@ KEPT_TEXTS = 1
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
         record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        study = from_json(Study, record["settings"])  # type: ignore[type-abstract]
+        study = from_json(STUDIES[record["study"]], record["settings"])
         report = study.report(read_results(folder / RESULTS))
         for outcome in record["outcomes"]:
             outcome["result"].pop("player", None)  # made again by whoever runs the study

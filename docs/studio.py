@@ -3,7 +3,7 @@
     adlm studio runs/demo/adlm --no-browser   # in another terminal
     python docs/studio.py http://127.0.0.1:8000/ --prompt "Rosa the mouse [MASK:40]"
 
-The run is real and whole; the picture is of one of its steps, with a place looked at.
+The run is real and whole; the picture is of one of its steps, with the pointer on a position.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--sampler", default="")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--share", type=float, default=0.6, help="how far into the run the step is")
+    parser.add_argument("--fraction", type=float, default=0.6, help="how far into the run the step is")
     asked = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

@@ -15,16 +15,27 @@ from adlm.data.config import Corpus
 from adlm.train.fit import fit
 from adlm.train.run import FitOptions, ValidationConfig
 from adlm_studies.experiments.demo import Demo
+from tests.plugins import fresh_registry
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TESTED = re.compile(r"^<!-- tested -->\n```(python|bash)\n(.*?)^```", re.M | re.S)
+# A block with a file's name is that file, for the next block with commands.
+TESTED = re.compile(r"^<!-- tested(?:: (\w+\.py))? -->\n```(python|bash)\n(.*?)^```", re.M | re.S)
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
-BLOCKS = [
-    pytest.param(language, block, id=f"{name}-{language}-{number}")
-    for name, text in PAGES.items()
-    for number, (language, block) in enumerate(TESTED.findall(text))
-]
+
+
+def blocks():
+    for page, text in PAGES.items():
+        files: dict[str, str] = {}
+        for number, (file, language, block) in enumerate(TESTED.findall(text)):
+            if file:
+                files[file] = block
+            else:
+                yield pytest.param(language, block, files, id=f"{page}-{language}-{number}")
+                files = {}
+
+
+BLOCKS = list(blocks())
 
 
 def test_links_lead_somewhere_and_examples_compile():
@@ -76,31 +87,35 @@ def test_the_tree_in_the_readme_is_the_tree():
     )
 
 
-@pytest.mark.parametrize(("language", "block"), BLOCKS)
-def test_a_block_marked_as_tested_runs(language, block, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("language", "block", "files"), BLOCKS)
+def test_a_block_marked_as_tested_runs(language, block, files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADLM_CACHE", str(tmp_path / "cache"))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     if language == "python":
         # A module of its own: dataclasses look their module up.
         module = type(sys)("page")
         monkeypatch.setitem(sys.modules, "page", module)
         exec(compile(block, "page", "exec"), vars(module))
     else:
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             command, *words = shlex.split(line, comments=True)
             assert command == "adlm", "only adlm's own commands can be tested here"
-            assert main(words) == 0, line
+            with fresh_registry(tmp_path):
+                assert main(words) == 0, line
     assert capsys.readouterr().out
 
 
 def test_every_mark_stands_before_a_block_that_is_run():
-    assert sum(text.count("<!-- tested -->\n") for text in PAGES.values()) == len(BLOCKS) > 10
+    marks = sum(len(re.findall(r"^<!-- tested", text, re.M)) for text in PAGES.values())
+    assert marks == len(BLOCKS) + sum(len(block.values[2]) for block in BLOCKS) > 10
 
 
 def test_the_four_ways_to_extend_are_under_forty_lines_each():
-    blocks = [block for _, block in TESTED.findall(PAGES["extend"])]
-    assert len(blocks) == 4
-    assert all(len(block.splitlines()) < 40 for block in blocks)
+    files = [block for file, _, block in TESTED.findall(PAGES["extend"]) if file]
+    assert len(files) == 4
+    assert all(len(block.splitlines()) < 40 for block in files)
 
 
 def test_the_reference_has_every_public_name():

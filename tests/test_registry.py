@@ -20,6 +20,7 @@ from adlm.config import from_json, to_json
 from adlm.errors import ConfigError, UnknownName
 from adlm.objectives.nelbo import Nelbo
 from tests.errors import raises
+from tests.plugins import fresh_registry
 
 STANDALONE = "adlm.hf.modeling_adlm"  # for people without this package; it has its own copies of some classes
 MODULE = """
@@ -89,11 +90,10 @@ def test_looking_names_up_imports_nothing_heavy():
 
 
 @pytest.fixture
-def own_registry(monkeypatch):
+def own_registry(tmp_path):
     """What is registered in a test is forgotten after it."""
-    monkeypatch.setattr(registry, "_MEMBERS", {group: dict(members) for group, members in registry._MEMBERS.items()})
-    monkeypatch.setattr(registry, "_imported", [])
-    monkeypatch.setattr(registry, "_stored", [])
+    with fresh_registry(tmp_path):
+        yield
 
 
 def test_a_class_is_registered_by_a_decorator_or_a_call(own_registry):
@@ -141,14 +141,10 @@ def test_a_name_that_nobody_has_is_answered_with_the_known_ones():
 
 @pytest.fixture
 def workspace(own_registry, tmp_path, monkeypatch):
-    """A folder to work in, as a user has one; modules that it gives are forgotten."""
+    """A folder to work in, as a user has one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
-            del sys.modules[name]
+    monkeypatch.setenv("ADLM_CACHE", str(tmp_path / "cache"))
+    return tmp_path
 
 
 def test_a_module_of_the_working_folder_is_imported(workspace):
@@ -234,28 +230,27 @@ def tiny(folder, *changes):
     return ["train", "demo-adlm", "--out", str(folder), *(word for each in small for word in ("--set", each))]
 
 
-def command(*words):
-    """`adlm` in a process of its own, which knows nothing of what was imported here."""
-    result = subprocess.run([sys.executable, "-m", "adlm", *words], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+SCORE = ["evaluate", "perplexity", "run", "stories:300", "--rows", "4", "--draws", "1", "--out", "result.json"]
 
 
-def test_an_objective_of_ones_own_is_trained_resumed_and_evaluated(workspace, monkeypatch):
-    monkeypatch.setenv("ADLM_CACHE", str(workspace / "cache"))
+def test_an_objective_of_ones_own_is_trained_resumed_and_evaluated(workspace):
     (workspace / "own_objectives.py").write_text(MODULE.format(name="Heavier"))
-    command("--import", "own_objectives", *tiny("run", "objective=heavier"))
+    with fresh_registry(workspace):
+        assert main(["--import", "own_objectives", *tiny("run", "objective=heavier")]) == 0
     stored = json.loads((workspace / "run" / "config.json").read_text())["run"]
     assert stored["imports"] == ["own_objectives"]
     assert stored["objective"]["kind"] == "Heavier"
     # Without --import from here on.
-    command("train", "run", "--set", "train.steps=3", "--allow-change")
-    command("evaluate", "perplexity", "run", "stories:300", "--rows", "4", "--draws", "1", "--out", "result.json")
+    for words in (["train", "run", "--set", "train.steps=3", "--allow-change"], SCORE):
+        with fresh_registry(workspace):
+            assert main(words) == 0
     assert json.loads((workspace / "result.json").read_text())["figures"]
+    (workspace / "own_objectives.py").unlink()
+    with fresh_registry(workspace):
+        assert main(["train", "run"]) == 2
 
 
-def test_a_degraded_bound_is_trained_and_evaluated(workspace, monkeypatch):
-    monkeypatch.setenv("ADLM_CACHE", str(workspace / "cache"))
-    command(*tiny("run", "objective=DegradedAnelbo"))
-    command("evaluate", "perplexity", "run", "stories:300", "--rows", "4", "--draws", "1", "--out", "result.json")
+def test_a_degraded_bound_is_trained_and_evaluated(workspace):
+    assert main(tiny("run", "objective=DegradedAnelbo")) == 0
+    assert main(SCORE) == 0
     assert json.loads((workspace / "result.json").read_text())["figures"]

@@ -36,7 +36,7 @@ def _tree(package: str) -> Any:
         else:  # the command line of another package
             run = _nothing
         members.append(Annotated[Any, tyro.conf.subcommand(name, constructor=run, description=entry.summary)])
-    return Union[tuple(members)]
+    return Union[tuple(members)]  # noqa: UP007 - of a list
 
 
 def _group(commands: Any) -> Any:

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from adlm import __version__
+from adlm.registry import PLUGINS
 
 # Extras for users, and what does not work without them.
 EXTRAS = {
@@ -33,6 +34,7 @@ def command() -> None:
     failing = []
     for title, lines in (("versions", _versions()), ("machine", _machine()), ("torch", _torch()), ("files", _files())):
         print(f"{title}\n" + "\n".join(f"  {name:<18}{value}" for name, value in lines))
+    print("plugins\n" + "\n".join(f"  {entry.name:<18}{entry.value}" for entry in metadata.entry_points(group=PLUGINS)))
     print("extras")
     for extra, missing in missing_by_extra().items():
         print(f"  {extra:<18}{'complete' if not missing else 'missing: ' + ', '.join(missing)}")

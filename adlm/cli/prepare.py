@@ -16,8 +16,11 @@ from adlm.data.documents import DocumentRule, Lines, Paragraphs, Whole, WikiText
 from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.prepare import prepare, tokenizer_for
 from adlm.data.shards import Shards
-from adlm.errors import ConfigError
+from adlm.data.source import Source
+from adlm.data.tokenizer import Tokenizer
+from adlm.errors import ConfigError, NotUtf8
 
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 _RULES: dict[str, DocumentRule] = {
     "whole": Whole(),
     "lines": Lines(),
@@ -27,15 +30,15 @@ _RULES: dict[str, DocumentRule] = {
 
 
 @dataclass(frozen=True)
-class RowOptions:
+class PackingOptions:
     """How documents become rows.
 
     Args:
         length: tokens per row.
-        packing: wrap: one stream cut into rows; pad: documents on rows of their own; crop: one row a document.
+        packing: wrap: one stream cut into rows; pad: documents on rows of their own; crop: one row per document.
         separate: with wrap: end every document with the end token.
         frame: with wrap: begin and end every row with the begin and end token (published OpenWebText runs).
-        apart: with wrap: documents that share a row are not to see each other.
+        apart: with wrap: documents that share a row do not see each other.
     """
 
     length: int = 128
@@ -45,40 +48,84 @@ class RowOptions:
     apart: bool = False
 
     def build(self) -> Packing:
+        """The packing that the options describe."""
         if self.packing == "wrap":
             return Wrapped(self.length, separated=self.separate, framed=self.frame, apart=self.apart)
         if self.frame or self.apart or not self.separate:
-            raise ConfigError(
-                f"asked for --packing {self.packing} with --frame, --apart or --no-separate",
-                "these belong to --packing wrap",
-                "leave them out",
-            )
+            raise ConfigError("--frame, --apart and --no-separate need --packing wrap", subject="packing")
         return Padded(self.length, crop=self.packing == "crop")
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Where text is and how it is read.
+
+    Args:
+        folder: where the files of a catalog name are; by default they come from the Hub.
+        field: the field or column that holds the text.
+        no_header: CSV files do not begin with the names of their columns: --field is the number of a column.
+        documents: what a document is in a text file.
+        detokenizer: undo a corpus's tokenisation, by name.
+        revision: of a Hub data set.
+        streaming: read a Hub data set without storing it.
+        replace_bad_bytes: read bytes that are not UTF-8 as U+FFFD instead of stopping.
+    """
+
+    folder: Path | None = None
+    field: str | None = None
+    no_header: Flag = False
+    documents: Literal["whole", "lines", "paragraphs", "articles"] | None = None
+    detokenizer: str | None = None
+    revision: str | None = None
+    streaming: Flag = False
+    replace_bad_bytes: Flag = False
+
+    def open(self, name: str) -> Source:
+        """The source of that name or path."""
+        return open_source(
+            name,
+            folder=self.folder,
+            field=self.field,
+            header=False if self.no_header else None,
+            documents=_RULES[self.documents] if self.documents else None,
+            detokenizer=self.detokenizer,
+            streaming=self.streaming,
+            revision=self.revision,
+            encoding_errors="replace" if self.replace_bad_bytes else None,
+        )
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """How the work is done.
+
+    Args:
+        workers: processes that encode; all cores by default.
+        cache: where prepared data goes; $ADLM_CACHE or ~/.cache/adlm by default.
+        force: prepare again, even if it is there.
+    """
+
+    workers: int | None = None
+    cache: Path | None = None
+    force: Flag = False
 
 
 def command(
     source: Annotated[str | None, tyro.conf.Positional] = None,
     /,
     *,
-    list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    list: Flag = False,
     tokenizer: str = "bpe:8192",
     split: str = "all",
-    rows: Annotated[RowOptions, tyro.conf.arg(name="")] = RowOptions(),  # noqa: B008
-    folder: Path | None = None,
-    field: str | None = None,
-    documents: Literal["whole", "lines", "paragraphs", "articles"] | None = None,
-    detokenizer: str | None = None,
-    revision: str | None = None,
-    streaming: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    replace_bad_bytes: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    workers: int | None = None,
-    cache: Path | None = None,
-    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    anchor_table: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    rows: Annotated[PackingOptions, tyro.conf.arg(name="")] = PackingOptions(),  # noqa: B008
+    text: Annotated[SourceOptions, tyro.conf.arg(name="")] = SourceOptions(),  # noqa: B008
+    work: Annotated[WorkOptions, tyro.conf.arg(name="")] = WorkOptions(),  # noqa: B008
+    anchor_table: Flag = False,
 ) -> None:
     """Tokenise and pack a corpus into memory-mapped shards.
 
-    Stopped, it goes on where it was; run again, it finds its result. Same corpus, tokenizer and rows: same bytes.
+    If it was stopped, it resumes; if it was finished, it finds its result. Same corpus, tokenizer and packing: same
+    bytes.
 
     Args:
         source: a name of the catalog (--list), hub:OWNER/NAME[:CONFIG], or a file, folder or glob.
@@ -86,62 +133,49 @@ def command(
         tokenizer: bpe:SIZE or words (trained on the first 67 million characters), characters, or a file, folder
             or Hub name.
         split: one split, or all.
-        folder: where the files of a catalog name are; without it they come from the Hub.
-        field: the field or column that holds the text.
-        documents: what a document is in a text file.
-        detokenizer: undo a corpus's tokenisation, by name.
-        revision: of a Hub data set.
-        streaming: read a Hub data set without storing it.
-        replace_bad_bytes: read bytes that are not UTF-8 as U+FFFD instead of stopping.
-        workers: processes that encode; all cores by default.
-        cache: where prepared data goes; $ADLM_CACHE or ~/.cache/adlm by default.
-        force: make it again, even if it is there.
-        anchor_table: count tokens and documents too, for anchor rules that look at a corpus. Of all splits only the
-            first, the training text, is counted: name another with --split. Prints the table's path.
+        anchor_table: also count tokens and documents, for corpus anchor rules, in the first split (the training text)
+            or the one that --split names. Prints the table's path.
     """
     if list:
         _print_catalog()
         return
     if source is None:
-        raise ConfigError("asked to prepare a corpus", "none named", "name one; `adlm prepare --list` shows them")
-    text = open_source(
-        source,
-        folder=folder,
-        field=field,
-        documents=_RULES[documents] if documents else None,
-        detokenizer=detokenizer,
-        streaming=streaming,
-        revision=revision,
-        encoding_errors="replace" if replace_bad_bytes else None,
-    )
-    packing = rows.build()
-    chosen = tokenizer_for(tokenizer, text, cache=cache, force=force)
-    console().print(f"{text.name}: {chosen.vocab_size:,} tokens, licence: {text.licence}", highlight=False)
-    for name in text.splits if split == "all" else (split,):
-        with bar(name, None) as view:
+        raise ConfigError("no corpus was named", fix="name one; `adlm prepare --list` shows them", subject="source")
+    try:
+        _prepare(text.open(source), tokenizer, split, rows.build(), work, anchor_table=anchor_table)
+    except NotUtf8 as error:
+        raise error.with_option("--replace-bad-bytes") from error
 
-            def watch(documents: int, characters: int, rows: int, *, view=view) -> None:  # type: ignore[no-untyped-def]
-                note = f"{documents:,} documents  {characters / 1e6:,.1f} M characters  {rows:,} rows"
-                view.update(characters, note)
 
-            shards = prepare(
-                text,
-                name,
-                chosen,
-                packing,
-                cache=cache,
-                workers=(os.cpu_count() or 1) if workers is None else workers,
-                force=force,
-                watch=watch,
-            )
-            found = shards.manifest
-            view.note = (
-                f"{found['documents']:,} documents  {found['characters'] / 1e6:,.1f} M characters  "
-                f"{found['tokens']:,} tokens  {len(shards):,} rows of {shards.length}"
-            )
+def _prepare(
+    source: Source, tokenizer: str, split: str, packing: Packing, work: WorkOptions, *, anchor_table: bool
+) -> None:
+    chosen = tokenizer_for(tokenizer, source, cache=work.cache, force=work.force)
+    console().print(f"{source.name}: {chosen.vocab_size:,} tokens, licence: {source.licence}", highlight=False)
+    for name in source.splits if split == "all" else (split,):
+        shards = _prepare_split(source, name, chosen, packing, work)
         print(shards.folder, file=sys.stdout)
-        if anchor_table and (split != "all" or name == text.splits[0]):
+        if anchor_table and (split != "all" or name == source.splits[0]):
             print(_count(shards), file=sys.stdout)
+
+
+def _prepare_split(source: Source, split: str, tokenizer: Tokenizer, packing: Packing, work: WorkOptions) -> Shards:
+    with bar(split, None) as view:
+
+        def watch(documents: int, characters: int, rows: int) -> None:
+            note = f"{documents:,} documents  {characters / 1e6:,.1f} M characters  {rows:,} rows"
+            view.update(characters, note)
+
+        workers = (os.cpu_count() or 1) if work.workers is None else work.workers
+        shards = prepare(
+            source, split, tokenizer, packing, cache=work.cache, workers=workers, force=work.force, watch=watch
+        )
+        found = shards.manifest
+        view.note = (
+            f"{found['documents']:,} documents  {found['characters'] / 1e6:,.1f} M characters  "
+            f"{found['tokens']:,} tokens  {len(shards):,} rows of {shards.length}"
+        )
+    return shards
 
 
 def _count(shards: Shards) -> Path:

@@ -12,6 +12,7 @@ import tyro
 from rich.panel import Panel
 from rich.text import Text
 
+from adlm import registry
 from adlm.cli.live import LiveView, count_written
 from adlm.cli.progress import console
 from adlm.config import to_json
@@ -24,6 +25,7 @@ from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel, load
 
+SamplerName = Annotated[str | None, tyro.conf.arg(help=f"by name: {', '.join(registry.names('sampler'))}.")]
 Precision = Literal["float32", "bfloat16", "int8"]
 _BETWEEN = "-" * 40
 
@@ -37,7 +39,7 @@ def command(
     suffix: str = "",
     n: int = 1,
     seed: int = 0,
-    sampler: str | None = None,
+    sampler: SamplerName = None,
     steps: int | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
@@ -64,8 +66,6 @@ def command(
         suffix: what the texts end with; for masked models.
         n: texts for each prompt.
         seed: of the samples. The same seed writes the same texts, together or one by one.
-        sampler: by name: ancestral, first-hitting, remdm-cap, remdm-loop, confidence, threshold, entropy-bounded,
-            left-to-right and others; a wrong name is answered with all of them.
         steps: of the sampler.
         temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
         top_p: draw only from the likeliest tokens that together have this probability.
@@ -177,7 +177,7 @@ def watching(model: TextModel, *, live: bool, limit: int | None = None) -> Itera
 
 @contextmanager
 def output(path: Path | None) -> Iterator["Output"]:
-    """Where texts go. A file is opened before sampling, to fail early, and has a temporary name until it is complete."""
+    """Where texts go. A file is opened before sampling, to fail early, and has a temporary name until complete."""
     if path is None:
         yield Output(None)
         return

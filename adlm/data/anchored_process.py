@@ -120,7 +120,7 @@ class Law(NamedTuple):
     the table says its digit for certain.
 
     Args:
-        chances: [C], C = values ** anchors.
+        probabilities: [C], C = values ** anchors.
         table: [L, C, values].
     """
 
@@ -129,12 +129,12 @@ class Law(NamedTuple):
 
     @property
     def entropy(self) -> float:
-        """Nats a row: that of the anchors, and of every other token given them."""
+        """Nats per row: that of the anchors, and of every other token given them."""
         return float(_entropies(self.probabilities) + self.probabilities @ _entropies(self.table).sum(0))
 
     @property
     def apart(self) -> float:
-        """Nats a row that a model pays which knows each place's frequencies and no dependence: sum of H(x_l)."""
+        """Nats per row of a model that knows the frequencies at each position and no dependence: sum of H(x_l)."""
         return float(_entropies(np.einsum("c,lcv->lv", self.probabilities, self.table)).sum())
 
     def nats(self, values: Ids) -> Array:

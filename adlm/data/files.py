@@ -27,7 +27,7 @@ from adlm.data import documents
 from adlm.data.detokenize import find_detokenizer
 from adlm.data.documents import SPLITS, WHOLE, CorpusSize, Cut, DocumentRule, FractionSplit, Segments
 from adlm.data.source import Piece, Source
-from adlm.errors import DataError, UnknownName
+from adlm.errors import ConfigError, DataError, NotUtf8, UnknownName
 
 _SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "validation", "val", "dev"), "valid")}
 _ENDINGS = {
@@ -52,7 +52,8 @@ class TextFiles(Source):
         cut: how splits are made if no name speaks of a held-out one; by default `FractionSplit()`, unless the names
             speak of training.
         format: text, json, csv or parquet, where the ending of the name does not tell.
-        header: the columns of CSV files that do not name them in the first line.
+        header: of CSV files: the names of the columns, if the first line does not have them; or False if nothing
+            names them: then a field is the number of a column, "1" for the first.
         joiner: what is put between the strings of a list.
         encoding_errors: strict, replace or ignore: what to do with bytes that are not UTF-8.
     """
@@ -66,7 +67,7 @@ class TextFiles(Source):
     files: Mapping[str, str] | None = dataclasses.field(default=None, hash=False)
     cut: Cut | None = None
     format: str | None = None
-    header: tuple[str, ...] = ()
+    header: tuple[str, ...] | bool = ()
     joiner: str = " "
     encoding_errors: str = "strict"
 
@@ -79,6 +80,12 @@ class TextFiles(Source):
             raise UnknownName("format", str(self.format), ("text", *_RECORDS))
         if self.encoding_errors not in (known := ("strict", "replace", "ignore")):
             raise UnknownName("way with encoding errors", self.encoding_errors, known)
+        if self.header is False and not all(name.isdecimal() for name in as_names(self.field)):
+            raise ConfigError(
+                f"a CSV without a header has columns by number, got the field {self.field!r}",
+                fix='give numbers, "1" for the first column',
+                subject="field",
+            )
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -139,15 +146,17 @@ class TextFiles(Source):
         records = _RECORDS.get(self.format or _ending(path)[0] or "text")
         if records is None:
             return itertools.chain(documents.as_lines(_decoded(path, self.encoding_errors)), (None,))
-        return documents.as_segments((self._text(where, record) for where, record in records(path, self)), self.rule)
+        fix = _HEADER_FIX if records is _csv_records and not self.header else _FIELD_FIX
+        texts = (self._text(where, record, fix) for where, record in records(path, self))
+        return documents.as_segments(texts, self.rule)
 
-    def _text(self, where: str, record: object) -> str:
-        text = record_text(record, self.field, self.joiner, where)
+    def _text(self, where: str, record: object, fix: str) -> str:
+        text = record_text(record, self.field, self.joiner, where, fix=fix)
         try:
             # JSON can spell half a character (a lone surrogate), which no tokenizer takes.
             return text if text.isascii() else text.encode(errors=self.encoding_errors).decode()
         except UnicodeEncodeError as error:
-            raise _not_utf8(where, f"half a character, {text[error.start]!r}") from error
+            raise NotUtf8(where, f"half a character, {text[error.start]!r}") from error
 
 
 def find_files(pattern: str) -> tuple[Path, list[Path]]:
@@ -173,7 +182,10 @@ def _unreadable(pattern: str, root: Path) -> DataError:
     found = f"no file to read in {root}, among {sum(1 for _ in root.iterdir())} names there"
     endings = " ".join(filter(None, _ENDINGS))
     return DataError(
-        f"asked for text in {pattern}", found, f"name files or a glob; folders give {endings}, also .gz and .zst"
+        f"asked for text in {pattern}",
+        found,
+        f"name files or a glob; folders give {endings}, also .gz and .zst",
+        subject=pattern,
     )
 
 
@@ -183,7 +195,8 @@ def _missing(path: Path) -> DataError:
         path, folder = folder, folder.parent
     near = difflib.get_close_matches(path.name, [each.name for each in folder.iterdir()], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "check the path"
-    return DataError(f"asked for text in {asked}", f"no {path.name!r} in {folder.absolute()}", hint)
+    found = f"no {path.name!r} in {folder.absolute()}"
+    return DataError(f"asked for text in {asked}", found, hint, subject=str(asked))
 
 
 def _is_readable(path: Path) -> bool:
@@ -207,7 +220,11 @@ def as_names(field: str | tuple[str, ...]) -> tuple[str, ...]:
     return (field,) if isinstance(field, str) else field
 
 
-def record_text(record: object, field: str | tuple[str, ...], joiner: str, where: str) -> str:
+_FIELD_FIX = "name a field that has text"
+_HEADER_FIX = f"{_FIELD_FIX}; if the first line is no header, say so and name columns by number"
+
+
+def record_text(record: object, field: str | tuple[str, ...], joiner: str, where: str, *, fix: str = _FIELD_FIX) -> str:
     """The text of a record: its fields joined by a space, a list of strings by `joiner`."""
     if isinstance(record, str):
         return record
@@ -219,7 +236,6 @@ def record_text(record: object, field: str | tuple[str, ...], joiner: str, where
             value = joiner.join(value)
         if value is not None and not isinstance(value, str):
             found = f"{str(value)[:60]} in it" if name in fields else f"the fields {', '.join(fields) or '(none)'}"
-            fix = "name a field that has text; columns of a CSV file without a header line have numbers, as in 2,3"
             raise DataError(f"asked for text in the field {name!r} of {where}", found, fix, subject=name)
         texts.append(value)
     return " ".join(filter(None, texts))
@@ -229,7 +245,8 @@ def not_empty(pieces: Iterator[Piece], source: Source, split: str, fix: str) -> 
     """The pieces; an error if there are none."""
     first = next(pieces, None)
     if first is None:
-        raise DataError(f"asked for the split {split!r} of {source.name!r}", "not one document in it", fix)
+        asked = f"asked for the split {split!r} of {source.name!r}"
+        raise DataError(asked, "not one document in it", fix, subject=split)
     yield first
     yield from pieces
 
@@ -282,18 +299,14 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
                 position += len(data)
     except UnicodeDecodeError as error:
         offset = position - waiting + error.start
-        raise _not_utf8(str(path), f"byte 0x{error.object[error.start]:02x} at offset {offset}") from error
+        raise NotUtf8(str(path), f"byte 0x{error.object[error.start]:02x} at offset {offset}") from error
     except (EOFError, OSError, zlib.error) as error:
         raise _damaged(path, error) from error
 
 
-def _not_utf8(where: str, found: str) -> DataError:
-    fix = "convert the file to UTF-8; `adlm prepare` can replace such bytes (--replace-bad-bytes)"
-    return DataError(f"asked to read {where} as UTF-8", found, fix)
-
-
 def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"asked to read {path}", str(error), "check that the file is whole, or fetch it again")
+    fix = "check that the file is whole, or fetch it again"
+    return DataError(f"asked to read {path}", str(error), fix, subject=str(path))
 
 
 def _whole_lines(path: Path, source: TextFiles) -> Generator[str, None, None]:
@@ -349,25 +362,25 @@ def _json_list(path: Path, text: str, chunks: Iterator[str]) -> _Records:
 
 def _not_json(where: str, text: str, error: json.JSONDecodeError) -> DataError:
     found = f"{error.msg}: {text[:60]!r}"
-    return DataError(f"asked to read {where} as JSON", found, "give an object a line, or a list of objects")
+    fix = "give one object per line, or a list of objects"
+    return DataError(f"asked to read {where} as JSON", found, fix, subject=where)
 
 
 def _csv_records(path: Path, source: TextFiles) -> _Records:
     csv.field_size_limit(_LARGEST_RECORD)  # the default, 128 KiB, is less than a long article
     rows = csv.reader(_whole_lines(path, source), skipinitialspace=True)
-    output_mask = {name.lower(): name for name in as_names(source.field)}
+    fields = {name.lower(): name for name in as_names(source.field)}
     names: Iterable[str] = ()
     try:
         for row in filter(None, rows):
-            if all(name.isdecimal() for name in output_mask):  # columns by number: there is no header
-                yield f"{path}, line {rows.line_num}", {str(i): cell for i, cell in enumerate(row, start=1)}
-                continue
-            if not names:
-                # A first line with the wanted names is a header, whatever the case of its letters.
-                names = titles = [output_mask.get(cell.lower(), cell) for cell in row]
-                if set(titles) >= set(output_mask.values()) or not source.header:
+            if source.header is False or all(name.isdecimal() for name in fields):
+                names = map(str, itertools.count(1))
+            elif not names:
+                # A first line with the fields' names is a header, whatever the case of its letters.
+                names = titles = [fields.get(cell.lower(), cell) for cell in row]
+                if set(titles) >= set(fields.values()) or not source.header:
                     continue
-                names = source.header
+                names = source.header if isinstance(source.header, tuple) else titles
             yield f"{path}, line {rows.line_num}", dict(zip(names, row, strict=False))
     except csv.Error as error:
         raise _damaged(path, error) from error

@@ -18,7 +18,7 @@ from adlm.data.source import Piece, Source
 from adlm.errors import DataError, UnknownName
 
 PARQUET_COPY = "refs/convert/parquet"
-_ROWS_A_BATCH = 256
+_BATCH_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class HubDataset(Source):
         names = as_names(self.field)
         where = f"the split {theirs!r} of {self.dataset}"
         with self._explained():
-            for batch in self._load(theirs).iter(batch_size=_ROWS_A_BATCH):
+            for batch in self._load(theirs).iter(batch_size=_BATCH_ROWS):
                 record_text(dict.fromkeys(batch), self.field, "", where)  # names the columns if ours is not there
                 for values in zip(*(batch[name] for name in names), strict=True):
                     yield record_text(dict(zip(names, values, strict=True)), self.field, self.joiner, where)
@@ -144,7 +144,7 @@ class HubDataset(Source):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """The errors of the library in our three parts."""
+        """The errors of the library `datasets` as `DataError`s."""
         from datasets.exceptions import DatasetsError
 
         asked = f"asked for the data set {self.dataset!r}" + (f" ({self.config})" if self.config else "")

@@ -1,8 +1,8 @@
 """Documents of token ids into rows of one length. Pure functions of what came before and what comes now.
 
 A packing is a value. Its `pack` takes the ids left over from earlier pieces and new pieces, and returns full
-rows and what is left over, so that a corpus of any size is packed in flat memory and packing can stop and go
-on anywhere. Rows come with lengths: what lies beyond is padding.
+rows and what is left over, so that a corpus of any size is packed in constant memory and packing can stop and
+resume anywhere. Rows come with lengths: what lies beyond is padding.
 """
 
 from abc import ABC, abstractmethod
@@ -125,7 +125,7 @@ class Padded(Packing):
     Args:
         begin: put the begin token first.
         end: put the end token last.
-        crop: cut what does not fit on one row (published LM1B); otherwise it goes on on the next row.
+        crop: cut what does not fit on one row (published LM1B); otherwise it continues on the next row.
         predict_padding: padding counts as text: the model has to write it. Then a row's bound does not
             take the length of the document for known.
     """

@@ -31,7 +31,7 @@ from adlm.data.shards import FORMAT, MANIFEST, Shards, checksum, write_atomicall
 from adlm.data.source import Piece, Source
 from adlm.data.table import PreparationCallback
 from adlm.data.tokenizer import Tokenizer, characters, load_tokenizer, train_bpe, train_words
-from adlm.errors import ConfigError, DataError
+from adlm.errors import ConfigError, DataError, OutOfRange
 
 CHUNK_CHARACTERS = 1 << 19
 SHARD_TOKENS = 1 << 24
@@ -92,7 +92,7 @@ def tokenizer_for(
 
     Args:
         split: the first of the source by default.
-        cache: the folder that holds one folder a trained tokenizer, beside those of prepared splits.
+        cache: the folder that holds one folder per trained tokenizer, beside those of prepared splits.
         force: train it again.
     """
     train = _training(name)
@@ -126,7 +126,9 @@ def _training(name: str) -> Callable[[Iterable[str]], Tokenizer] | None:
     if kind != "bpe" or not colon:
         return train_words if name == "words" else None
     if not size.isdecimal():
-        raise ConfigError(f"asked for the tokenizer {name!r}", "no size after the colon", "write bpe:8192")
+        raise ConfigError(
+            f"asked for the tokenizer {name!r}", "no size after the colon", "write bpe:8192", subject=name
+        )
     return partial(train_bpe, vocab_size=int(size))
 
 
@@ -157,14 +159,14 @@ def prepare(
     """The shards of a split: opened if they exist, finished if they were begun, made otherwise.
 
     Args:
-        cache: the folder that holds one folder a prepared split.
+        cache: the folder that holds one folder per prepared split.
         workers: processes that encode; 1 encodes in this process, on all its threads.
         force: throw away what is there, damaged or not.
         verify: compare every checksum; of several processes, one is enough.
         watch: told after every chunk.
     """
     if workers < 1:
-        raise ConfigError(f"asked to prepare with {workers} workers", "fewer than 1", "give 1 or more")
+        raise OutOfRange("workers", workers, "at least 1")
     description = data_key(source, split, tokenizer, packing)
     folder, key = _folder(source, split, description, cache)
     with FileLock(folder.with_name(folder.name + ".lock")):
@@ -212,6 +214,7 @@ def _write(
             f"asked to prepare {source.name} ({split}) in rows of {packing.length} tokens",
             f"{state.documents} documents with {state.tokens} tokens: not one full row",
             "check the source and the split, or choose a shorter row",
+            subject=split,
         )
     if waiting:
         _close_shard(folder, tables, state, rest, padded=packing.pads)
@@ -274,7 +277,10 @@ def _save(path: Path, array: Ids) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise DataError(
-            f"asked to write {path}", str(error), "make room and run it again: it goes on after the last whole shard"
+            f"asked to write {path}",
+            str(error),
+            "make room and run it again: it resumes after the last whole shard",
+            subject=str(path),
         ) from error
     temporary.replace(path)
 
@@ -302,7 +308,7 @@ def _encode_in_worker(texts: list[str]) -> list[Ids]:
 def _encode(
     chunks: Iterator[list[Piece]], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[list[Piece], list[Encoded]]]:
-    """Chunks and their ids, in order. At most two chunks a worker are under way, so memory stays flat."""
+    """Chunks and their ids, in order. At most two chunks per worker are in flight, so memory stays flat."""
 
     def join(chunk: list[Piece], ids: list[Ids]) -> tuple[list[Piece], list[Encoded]]:
         return chunk, [Encoded(i, piece.ends) for i, piece in zip(ids, chunk, strict=True)]

@@ -61,7 +61,7 @@ class Shards(Table):
         """Open a prepared folder.
 
         Args:
-            verify: compare every checksum (under a second a gigabyte on a recent CPU); sizes are compared in any case.
+            verify: compare every checksum (under a second per gigabyte on a recent CPU). Sizes are always compared.
         """
         folder = Path(folder)
         asked = f"asked to open the prepared data in {folder}"
@@ -70,26 +70,28 @@ class Shards(Table):
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             unfinished = "an unfinished preparation" if any(folder.glob("shard-*.npy")) else f"no {MANIFEST}"
-            raise DataError(asked, unfinished, "run `adlm prepare`; it goes on where it stopped") from None
+            raise DataError(asked, unfinished, "run `adlm prepare`; it resumes", subject=MANIFEST) from None
         except ValueError as error:
-            raise DamagedData(asked, f"{MANIFEST} is not JSON: {error}", again) from error
+            raise DamagedData(asked, f"{MANIFEST} is not JSON: {error}", again, subject=MANIFEST) from error
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             found = manifest.get("format") if isinstance(manifest, dict) else None
-            raise DataError(asked, f"format {found}, this version reads {FORMAT}", again)
+            raise DataError(asked, f"format {found}, this version reads {FORMAT}", again, subject="format")
         if missing := sorted(_KEYS - manifest.keys()):
-            raise DamagedData(asked, f"{MANIFEST} has no {', '.join(missing)}", again)
+            raise DamagedData(asked, f"{MANIFEST} has no {', '.join(missing)}", again, subject=missing[0])
         for entry in manifest["files"]:
             if not _NAME.fullmatch(entry["name"]):  # a manifest from elsewhere must not name files outside
-                raise DamagedData(asked, f"a file called {entry['name']!r}", again)
+                raise DamagedData(asked, f"a file called {entry['name']!r}", again, subject=entry["name"])
             path = folder / entry["name"]
             if not path.exists():
-                raise DamagedData(asked, f"{entry['name']} is missing", again)
+                raise DamagedData(asked, f"{entry['name']} is missing", again, subject=entry["name"])
             if (size := path.stat().st_size) != entry["bytes"]:
-                raise DamagedData(asked, f"{entry['name']} has {size} bytes instead of {entry['bytes']}", again)
+                found = f"{entry['name']} has {size} bytes instead of {entry['bytes']}"
+                raise DamagedData(asked, found, again, subject=entry["name"])
             if verify and checksum(path) != entry["sha256"]:
-                raise DamagedData(asked, f"{entry['name']} does not match its checksum", again)
+                found = f"{entry['name']} does not match its checksum"
+                raise DamagedData(asked, found, again, subject=entry["name"])
         if not {*manifest["shards"]} <= {entry["name"] for entry in manifest["files"]}:
-            raise DamagedData(asked, f"{MANIFEST} names shards it has no checksum of", again)
+            raise DamagedData(asked, f"{MANIFEST} names shards it has no checksum of", again, subject="shards")
         return cls(folder, manifest)
 
     def __len__(self) -> int:

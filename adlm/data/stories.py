@@ -227,7 +227,9 @@ class Grammar:
         whole = sum(plot.weight for plot in plots.values())
         self.programs = {name: _Program(name, plot, plot.weight / whole) for name, plot in plots.items()}
         self.num_draws = 1 + max(len(program.steps) for program in self.programs.values())
-        self.checksum = hashlib.sha256(repr(plots).encode()).hexdigest()[:16]
+        # Under the class name of version 0.1: prepared data and runs of that version carry this checksum.
+        words = repr(plots).replace("GrammarChoice(", "Choice(")
+        self.checksum = hashlib.sha256(words.encode()).hexdigest()[:16]
         self._urn = [self.programs[name] for name, plot in plots.items() for _ in range(plot.weight)]
 
     def draw(self, draws: Sequence[int]) -> Choices:

@@ -23,19 +23,19 @@ class Table(ABC):
     @property
     @abstractmethod
     def key(self) -> str:
-        """A checksum that changes when any row does: a run goes on only with the data it began with."""
+        """A checksum that changes when any row does: a run resumes only with the data it began with."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Tokens a row."""
+        """Tokens per row."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N, length] ids of the rows with these numbers."""
+        """[N, length] ids of the rows with these indices."""
 
     @abstractmethod
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as Backend
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
-from adlm.errors import AdlmError, ConfigError, DataError
+from adlm.errors import AdlmError, ConfigError, DataError, OutOfRange
 
 MASK = "[MASK]"
 END = "<|endoftext|>"
@@ -162,7 +162,8 @@ def with_roles(backend: Backend) -> Tokenizer:
         raise ConfigError(
             "asked to use a tokenizer for language modelling",
             "it has no end-of-text token (looked for <|endoftext|>, </s>, [SEP], ...)",
-            f"add one, for example backend.add_special_tokens([{END!r}])",
+            f"add one, for example {END}",
+            subject="eos",
         )
     bos = first(END, "<s>", "[CLS]", "<|begin_of_text|>", "<bos>", "<|im_start|>")
     pad = first("[PAD]", "<pad>", "<|pad|>")
@@ -189,7 +190,10 @@ def load_tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenize
         raise
     except Exception as error:  # the tokenizers library raises bare Exception
         raise DataError(
-            f"asked to load the tokenizer {name}", str(error), "check that the files are whole and belong together"
+            f"asked to load the tokenizer {name}",
+            str(error),
+            "check that the files are whole and belong together",
+            subject=str(name),
         ) from error
     return _from_hub(str(name), revision)
 
@@ -213,6 +217,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         f"asked to load a tokenizer from the folder {folder}",
         "none of tokenizer.json, encoder.json + vocab.bpe, vocab.json + merges.txt, vocab.txt",
         "name a folder that holds one of these",
+        subject=str(folder),
     )
 
 
@@ -227,7 +232,8 @@ def _from_hub(name: str, revision: str | None) -> Tokenizer:
         raise DataError(
             f"asked for the tokenizer {name!r}",
             f"no file or folder of that name here, and the Hub gave {type(error).__name__}: {error}".splitlines()[0],
-            "name an existing folder (see adlm.data.tokenizer.load_tokenizer) or check the name and the network",
+            "name an existing file or folder, or check the name and the network",
+            subject=name,
         ) from error
 
 
@@ -255,11 +261,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     if vocab_size < 258:
-        raise ConfigError(
-            f"asked for a byte-level BPE of {vocab_size} tokens",
-            "256 bytes, the end token and the mask token alone are 258",
-            "ask for more tokens, or use a character tokenizer",
-        )
+        raise OutOfRange("vocab_size", vocab_size, "at least 258: 256 bytes, the end token and the mask token")
     backend.train_from_iterator(_some(texts), trainer)
     return with_roles(backend)
 
@@ -277,7 +279,7 @@ def train_words(texts: Iterable[str], vocab_size: int = 65_536) -> Tokenizer:
 
 
 def characters(alphabet: str = " abcdefghijklmnopqrstuvwxyz") -> Tokenizer:
-    """One token a character; text8's 27 by default."""
+    """One token per character; text8's 27 by default."""
     vocabulary = {token: index for index, token in enumerate([*dict.fromkeys(alphabet), "<unk>"])}
     backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_CHARACTERS), "isolated")
@@ -291,6 +293,7 @@ def _some(texts: Iterable[str]) -> Iterator[str]:
     iterator = iter(texts)
     head = list(islice(iterator, 1))
     if not head:
-        raise DataError("asked to train a tokenizer", "no text at all", "check the source and the split")
+        fix = "check the source and the split"
+        raise DataError("asked to train a tokenizer", "no text at all", fix, subject="text")
     yield from head
     yield from iterator

@@ -6,6 +6,7 @@ are equal, and `Judge.protocol` states them.
 """
 
 import hashlib
+import importlib
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tokenizers
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
 from torch import Tensor, nn
 
 from adlm.data.packing import Packing
@@ -346,6 +349,7 @@ def _from_transformers(name: str, gguf: Path | None, length: int | None, begin: 
     begin_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if gguf is not None:
         begin_id = tokenizer.get_vocab().get(_SEPARATOR, begin_id)
+        _split_as_the_file_says(tokenizer.backend_tokenizer, gguf)
     if begin and begin_id is None:
         raise ConfigError(f"the tokenizer of the judge {name!r} has no begin token", subject="begin")
 
@@ -358,6 +362,21 @@ def _from_transformers(name: str, gguf: Path | None, length: int | None, begin: 
     return TransformersJudge(
         name, network, encode, length=length, begin_id=begin_id if begin else None, unknown_id=_unknown(tokenizer)
     )
+
+
+def _split_as_the_file_says(backend: tokenizers.Tokenizer, path: Path) -> None:
+    """transformers splits all BPE texts as GPT-2 does, whatever rules a file names. SmolLM's parts digits first."""
+    fields = importlib.import_module("gguf").GGUFReader(path).fields
+    kind, rules = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("model", "pre"))
+    if kind == "gpt2" and rules == "smollm":
+        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    elif kind == "gpt2" and rules not in ("gpt-2", "default"):
+        raise ModelError(
+            f"the tokenizer of {path} splits texts by the rules {rules!r}; smollm and gpt-2 are known",
+            fix="name the folder or Hub name of the same model instead",
+            subject=str(path),
+        )
 
 
 def _unknown(tokenizer: Any) -> int | None:

@@ -193,7 +193,7 @@ def score_items(
 def own_objective(model: TextModel) -> Objective:
     """SEDD and D3PM have bounds of their own; other models the exact likelihood, or the bound of least variance."""
     run = model.config.run or {}
-    if "objective" in run:
+    if "objective" in run and not model.network.causal:
         trained = from_json(Objective, run["objective"], where="config.run.objective")  # type: ignore[type-abstract]
         return trained.for_validation()
     return estimator("exact" if model.network.causal else "counts", model.network)

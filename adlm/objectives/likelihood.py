@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from adlm.data.loader import read_rows
 from adlm.data.table import Table
@@ -68,7 +67,6 @@ def table_perplexity(
     batch: int = 64,
     seed: int = 0,
     context: DistributedContext | None = None,
-    through: Callable[[Callable[[LanguageModel], Tensor]], Tensor] | None = None,
     progress: CountCallback | None = None,
 ) -> Perplexity:
     """The perplexity of the first `num_rows` rows of a table. Its error is over rows: it covers masks and text.
@@ -79,12 +77,11 @@ def table_perplexity(
             from stratified mask counts.
         batch: rows that a process scores at a time.
         context: the processes that share the work, and the device.
-        through: how to call a function with the model, if the model is wrapped.
     """
     objective = objective or clean_objective(model)
     context = context or DistributedContext(device=next(model.parameters(), torch.zeros(0)).device)
     count = min(num_rows or len(table), len(table))
-    score = row_scorer(model, table, objective, draws, seed, context.device, through)
+    score = row_scorer(model, table, objective, draws, seed, context.device)
     each = each_of(count, score, width=1, batch=batch, context=context, progress=progress)[:, 0]
     row = mean_of(torch.from_numpy(each), draws_of(objective, draws))
     tokens = int(table.scored_lengths(np.arange(count)).sum()) / count
@@ -98,17 +95,15 @@ def row_scorer(
     draws: int,
     seed: int,
     device: torch.device,
-    through: Callable[[Callable[[LanguageModel], Tensor]], Tensor] | None = None,
 ) -> RowScorer:
     """A function from consecutive row numbers [n] to the nats of these rows [n, 1]."""
     model.eval()
-    call = through or (lambda function: function(model))
     noise = Noise(seed).fork("perplexity")
 
     def score(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         piece = read_rows(table, numbers, first_sample_id=int(numbers[0])).to(device)
         with torch.no_grad():
-            nats = call(lambda model: position_nats(model, piece, draws=draws, noise=noise, objective=objective))
+            nats = position_nats(model, piece, draws=draws, noise=noise, objective=objective)
         return nats.cpu().double().sum(-1, keepdim=True).numpy()
 
     return score

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange, UnknownName, optional_module
 from adlm.models.block import Block
@@ -91,7 +91,7 @@ def _peft() -> ModuleType:
     return optional_module("peft", extra="lora", purpose="training adapters")
 
 
-def freeze(model: nn.Module, names: Sequence[str]) -> None:
+def freeze(model: LanguageModel, names: Sequence[str]) -> None:
     """Freeze parts of a model: they get no gradient and are in no optimizer.
 
     A name is a stage of a two-stage model or a prefix of parameter names, such as `embedding` or `anchor.blocks.0`.

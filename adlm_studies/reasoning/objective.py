@@ -75,9 +75,10 @@ class ThoughtCrossEntropy(Objective):
         return uncorrupted(batch)
 
     def read(self, inputs: LossInputs) -> Features:
-        if not self.fed:
-            return super().read(inputs)
         batch = inputs.batch
+        plain_text = batch.frozen is None and batch.targets is None  # which has no thoughts
+        if not self.fed or plain_text:
+            return super().read(inputs)
         first = first_thought_column(batch, self.fed)
         return fed_features(
             inputs.model,

@@ -25,6 +25,7 @@ from adlm.models.network import NetworkConfig
 from adlm.models.sizes import SIZES
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of
+from adlm.models.transformers_files import MODEL_TYPE
 from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import Objective
 from adlm.recipes.small import cpu_run
@@ -302,10 +303,11 @@ def _fresh(kind: str, size: str | StackConfig) -> tuple[NetworkConfig, Objective
 
 
 def _is_of_transformers(folder: Path) -> bool:
-    """Its config.json says so; whatever else is wrong with it, the reader of our own says better."""
+    """By its config.json; anything wrong with that is reported by the reader of our own models."""
     try:
-        return "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, RecursionError):
+        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type", MODEL_TYPE)
+        return bool(kind != MODEL_TYPE)
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 

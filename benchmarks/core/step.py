@@ -1,4 +1,4 @@
-"""A training step and a sampling pass of ADLM beside the same model written plainly, on the same weights.
+"""A training step and a sampling pass of ADLM beside the reference implementation, on the same weights.
 
     python -m benchmarks.core.step [--rows 8] [--rounds 5] [--compile]
 
@@ -59,11 +59,11 @@ def build() -> TwoStage:
     return model
 
 
-def reference_twin(model: TwoStage) -> ReferenceAdlm:
+def reference_model(model: TwoStage) -> ReferenceAdlm:
     shape = {"width": WIDTH, "heads": HEADS, "anchor_layers": LAYERS, "denoiser_layers": DENOISER_LAYERS}
-    matched_baseline = ReferenceAdlm(SIZE, MASK, **shape)
-    matched_baseline.load_state_dict(model.state_dict(), strict=True)
-    return matched_baseline
+    reference = ReferenceAdlm(SIZE, MASK, **shape)
+    reference.load_state_dict(model.state_dict(), strict=True)
+    return reference
 
 
 def plain(model: ReferenceAdlm) -> Loss:
@@ -127,11 +127,11 @@ SHIPPED = "fused AdamW: adlm as it is"
 
 
 def stepper(name: str, batch: Batch, corrupted: Corrupted, *, compiled: bool) -> Callable[[], float]:
-    """A function that takes one optimiser step and returns the loss a token."""
+    """A function that takes one optimiser step and returns the loss per token."""
     loss, fused = VARIANTS[name]
     model: nn.Module = build()
     if name == "plain":
-        model = reference_twin(model)  # type: ignore[arg-type]
+        model = reference_model(model)  # type: ignore[arg-type]
     elif compiled:
         model.compile()
     model.train()
@@ -225,7 +225,7 @@ def training(rows: int, rounds: int, compiled: bool) -> None:
             "faster than plain": ratio(times, "plain", name),
             "MB above weights and optimiser": memory[name],
             "fraction of plain's": memory[name] / memory["plain"],
-            "loss a token": losses[name],
+            "loss per token": losses[name],
         }
         for name in VARIANTS
     ]
@@ -253,7 +253,7 @@ def sampling(rounds: int) -> None:
     """The network's part of a step that reveals one token a row, at half of the row masked."""
     table, conclusion = [], {}
     model = build().eval()
-    matched_baseline = reference_twin(model).eval()
+    reference = reference_model(model).eval()
     for rows in (1, 8):
         batch = rows_of(rows)
         level = torch.full((rows,), 0.5, dtype=torch.float64)
@@ -266,7 +266,7 @@ def sampling(rounds: int) -> None:
             return model.logits(model.features(x_t, output_mask=reveal).final).softmax(-1)
 
         def theirs(x_t: Tensor = x_t) -> Tensor:
-            return reference_probabilities(matched_baseline, x_t)
+            return reference_probabilities(reference, x_t)
 
         with model.inference_weights():
             differ = (ours() - theirs()[reveal]).abs().max().item()  # and a round to warm up

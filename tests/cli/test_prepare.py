@@ -58,3 +58,21 @@ def test_a_trained_tokenizer_is_kept_unless_it_is_forced(tmp_path, words, monkey
     assert main([*words, "--force"]) == 0
     assert len(calls) == 1
     assert before == capsys.readouterr().out.splitlines() * 2  # the same folders, printed twice before
+
+
+def test_the_option_that_replaces_bad_bytes_is_named_here(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_bytes(b"caf\xe9 and more words of a line\n" * 40)
+    command = ["prepare", str(tmp_path / "notes.txt"), "--tokenizer", "bpe:300", "--length", "8", "--workers", "1"]
+    command += ["--cache", str(tmp_path / "cache"), "--documents", "lines"]
+    assert main(command) == 2
+    assert "--replace-bad-bytes" in capsys.readouterr().err
+    assert main([*command, "--replace-bad-bytes"]) == 0
+
+
+def test_a_csv_without_a_header_is_prepared_by_column(tmp_path, capsys):
+    (tmp_path / "news.csv").write_text("".join(f'"{i}","title {i}","some words of news {i}"\n' for i in range(200)))
+    command = ["prepare", str(tmp_path / "news.csv"), "--tokenizer", "bpe:300", "--length", "8", "--workers", "1"]
+    command += ["--cache", str(tmp_path / "cache")]
+    assert main(command) == 2
+    assert "header" in capsys.readouterr().err
+    assert main([*command, "--no-header", "--field", "3"]) == 0

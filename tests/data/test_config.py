@@ -19,7 +19,7 @@ from adlm.data.prepare import prepare, tokenizer_for
 from adlm.data.prompts import Prompts
 from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig
-from adlm.errors import ConfigError, DamagedData, DataError, UnknownName
+from adlm.errors import ConfigError, DamagedData, DataError, NotUtf8, UnknownName
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_processes_that_start_at_once_get_the_same_data(notes, tmp_path):
 
 @pytest.mark.parametrize("name", ["bpe:", "bpe:many", "bpe:²"])
 def test_a_tokenizer_without_a_size_is_refused(notes, name):
-    with pytest.raises(ConfigError, match="write bpe:8192"):
+    with pytest.raises(ConfigError):
         Corpus(str(notes), name).prepare()
 
 
@@ -178,7 +178,7 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path, opt
 
 def test_options_reach_the_source(tmp_path):
     (tmp_path / "corpus.jsonl").write_bytes(b'{"body": "some text \xff"}\n' * 400)
-    with pytest.raises(DataError, match="UTF-8"):
+    with pytest.raises(NotUtf8):
         Corpus(str(tmp_path / "corpus.jsonl"), "characters").prepare(cache=tmp_path)
     good = Corpus(str(tmp_path / "corpus.jsonl"), "characters", field="body", encoding_errors="replace")
     assert len(good.prepare(cache=tmp_path).train) > 0

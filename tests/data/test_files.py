@@ -14,10 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adlm.data.catalog import open_source
 from adlm.data.documents import FractionSplit, LastDocuments, Lines, Separator
 from adlm.data.files import TextFiles, split_of
 from adlm.data.source import PIECE_CHARACTERS
-from adlm.errors import ConfigError, DataError, UnknownName
+from adlm.errors import ConfigError, DataError, NotUtf8, UnknownName
+from tests.errors import raises
 
 
 def everything(source: TextFiles) -> list[str]:
@@ -196,6 +198,22 @@ def failure(source: TextFiles, split: str = "train") -> str:
     return str(caught.value)
 
 
+def test_a_csv_without_a_header_is_read_by_column_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('"3","Bears back","Short-sellers"\n"1","Oil","Prices, up"\n')
+    with raises(DataError, subject="text") as caught:
+        list(TextFiles(str(path)).pieces("train"))
+    assert "header" in caught.value.fix
+    source = TextFiles(str(path), header=False, field=("2", "3"))
+    assert everything(source) == ["Bears back Short-sellers", "Oil Prices, up"]
+    assert everything(open_source(path, header=False, field="3")) == ["Short-sellers", "Prices, up"]
+    assert source.fingerprint("train") != TextFiles(str(path), field=("2", "3")).fingerprint("train")
+    with raises(DataError, subject="4"):
+        list(TextFiles(str(path), header=False, field="4").pieces("train"))
+    with raises(ConfigError, subject="field"):
+        TextFiles(str(path), header=False)
+
+
 def test_a_missing_path_offers_near_names(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("a")
     assert "did you mean corpus.txt?" in failure(TextFiles(str(tmp_path / "corpsu.txt")))
@@ -212,10 +230,12 @@ def test_a_folder_without_readable_files_says_what_is_read(tmp_path: Path) -> No
 def test_bad_utf8_names_the_offset_and_the_way_out(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes("é".encode() * 100_000 + b"\xff" + b"rest")
-    message = failure(TextFiles(str(path)))
-    assert str(path) in message
-    assert "byte 0xff at offset 200000" in message
-    assert 'encoding_errors="replace"' in message
+    with raises(NotUtf8, subject=str(path)) as caught:
+        list(TextFiles(str(path)).pieces("train"))
+    assert "offset 200000" in caught.value.found
+    # No option is advised that the caller may not have.
+    assert "--" not in str(caught.value)
+    assert "--its-option" in str(caught.value.with_option("--its-option"))
     assert everything(TextFiles(str(path), encoding_errors="replace"))[0].endswith("é\ufffdrest")
     half = write_lines(tmp_path / "train.jsonl", [{"text": "fine é"}, {"text": "a\ud800b"}])
     assert "line 2" in failure(TextFiles(str(half)))
@@ -275,7 +295,7 @@ def test_a_truncated_archive_is_an_error_not_a_short_text(tmp_path: Path) -> Non
 
 def test_names_that_are_not_known_are_refused(tmp_path: Path) -> None:
     path = str(write_lines(tmp_path / "train.jsonl", ["a"]))
-    with pytest.raises(UnknownName, match="known: train"):
+    with raises(UnknownName, known=["train"]):
         TextFiles(path).pieces("valid")
     for option in ({"detokenizer": "latin"}, {"format": "docx"}, {"encoding_errors": "shout"}):
         with pytest.raises(ConfigError):

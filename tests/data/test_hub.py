@@ -14,6 +14,7 @@ import pytest
 from adlm.data.documents import Lines, WikiTextArticles
 from adlm.data.hub import HubDataset
 from adlm.errors import DataError, UnknownName
+from tests.errors import raises
 
 TEXTS = [f"row {number}" for number in range(100)]
 
@@ -141,7 +142,7 @@ def test_what_the_library_refuses_is_explained(tmp_path: Path) -> None:
 def test_unknown_splits_and_empty_ones_are_errors(tmp_path: Path) -> None:
     write_rows(tmp_path / "data" / "train.jsonl", [" "])
     source = HubDataset(str(tmp_path / "data"), split_names={"train": "train"})
-    with pytest.raises(UnknownName, match="known: train"):
+    with raises(UnknownName, known=["train"]):
         source.pieces("test")
-    with pytest.raises(DataError, match="not one document"):
+    with pytest.raises(DataError):
         list(source.pieces("train"))

@@ -1,11 +1,11 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adlm.data.packing import NOTHING, Encoded, Padded, Wrapped
 from adlm.data.tokenizer import Roles
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
+from tests.errors import raises
 
 ROLES = Roles(vocab_size=100, mask_id=99, eos_id=90, bos_id=91, pad_id=92)
 DOCUMENTS = st.lists(st.lists(st.integers(0, 50), max_size=20), max_size=8)
@@ -66,5 +66,5 @@ def test_packing_in_steps_equals_packing_at_once(parts, data, packing):
 
 
 def test_a_row_too_short_to_frame_is_refused():
-    with pytest.raises(ConfigError, match="choose a longer row"):
+    with raises(OutOfRange, subject="length"):
         Wrapped(2)

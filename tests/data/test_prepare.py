@@ -18,8 +18,9 @@ from adlm.data.prepare import prepare
 from adlm.data.shards import MANIFEST, Shards
 from adlm.data.source import Piece
 from adlm.data.tokenizer import train_bpe
-from adlm.errors import ConfigError, DamagedData, DataError
+from adlm.errors import DamagedData, DataError, OutOfRange
 from tests.conftest import Texts
+from tests.errors import raises
 
 TEXTS = tuple(f"document {i}: " + " ".join(f"word{(i * j) % 17}" for j in range(i % 40)) for i in range(400))
 TOKENIZER = train_bpe(TEXTS[:50], 320)
@@ -68,7 +69,7 @@ def test_an_interrupted_preparation_goes_on_and_gives_the_same_bytes(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             prepare(Breaking(TEXTS, after=after), "train", TOKENIZER, packing, cache=tmp_path / "cut")
         folder = next(path for path in (tmp_path / "cut").iterdir() if path.is_dir())
-        with pytest.raises(DataError, match="unfinished preparation"):
+        with raises(DataError, subject="manifest.json"):
             Shards.open(folder)
         before = {path.name: path.stat().st_mtime_ns for path in folder.glob("shard-*.npy")}
         assert before
@@ -147,43 +148,40 @@ def shards(tmp_path) -> Shards:
 def test_damage_is_named(shards):
     victim: Path = shards.folder / shards.manifest["shards"][1]
     whole = victim.read_bytes()
-    for damaged, complaint in [
-        (whole[:-1] + bytes([whole[-1] ^ 1]), "does not match its checksum"),
-        (whole[:-4], f"has {len(whole) - 4} bytes instead of {len(whole)}"),
-    ]:
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-4]):
         victim.write_bytes(damaged)
-        with pytest.raises(DamagedData, match=f"{victim.name} {complaint}"):
+        with raises(DamagedData, subject=victim.name):
             Shards.open(shards.folder)
     victim.unlink()
-    with pytest.raises(DamagedData, match=f"{victim.name} is missing"):
+    with raises(DamagedData, subject=victim.name):
         Shards.open(shards.folder)
     (shards.folder / MANIFEST).write_text("{")
-    with pytest.raises(DamagedData, match="not JSON"):
+    with raises(DamagedData, subject="manifest.json"):
         Shards.open(shards.folder)
     (shards.folder / MANIFEST).write_text(json.dumps({**shards.manifest, "format": 99}))
-    with pytest.raises(DataError, match="format 99, this version reads 1"):
+    with raises(DataError, subject="format"):
         Shards.open(shards.folder)
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "subject"),
     [
-        ({"files": [{"name": "../secret.npy", "bytes": 1, "sha256": ""}]}, "a file called '../secret.npy'"),
-        ({"shards": ["../secret.npy"]}, "no checksum of"),
-        ({"rows": None}, "has no rows"),
+        ({"files": [{"name": "../secret.npy", "bytes": 1, "sha256": ""}]}, "../secret.npy"),
+        ({"shards": ["../secret.npy"]}, "shards"),
+        ({"rows": None}, "rows"),
     ],
 )
-def test_a_manifest_from_elsewhere_cannot_reach_outside_its_folder(shards, change, complaint):
+def test_a_manifest_from_elsewhere_cannot_reach_outside_its_folder(shards, change, subject):
     manifest = {key: value for key, value in {**shards.manifest, **change}.items() if value is not None}
     (shards.folder / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(DamagedData, match=complaint):
+    with raises(DamagedData, subject=subject):
         Shards.open(shards.folder)
 
 
 def test_damaged_data_is_refused_by_prepare_and_remade_with_force(tmp_path, shards):
     victim: Path = shards.folder / shards.manifest["shards"][0]
     victim.write_bytes(b"")
-    with pytest.raises(DamagedData, match="--force"):
+    with pytest.raises(DamagedData):
         prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path)
     again = prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path, force=True)
     assert len(again) == len(shards)
@@ -191,12 +189,12 @@ def test_damaged_data_is_refused_by_prepare_and_remade_with_force(tmp_path, shar
 
 def test_a_corpus_without_one_full_row_is_refused(tmp_path):
     for texts in ((), ("short",)):
-        with pytest.raises(DataError, match="not one full row"):
+        with raises(DataError, subject="train"):
             prepare(Texts(texts), "train", TOKENIZER, Wrapped(64), cache=tmp_path)
 
 
 def test_nonsense_settings_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="fewer than 1"):
+    with raises(OutOfRange, subject="workers", value=0):
         prepare(Texts(TEXTS), "train", TOKENIZER, Wrapped(16), cache=tmp_path, workers=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="a folder you can write to"):

@@ -15,6 +15,7 @@ from adlm.data.source import Piece
 from adlm.data.stories import Choices, Grammar, Stories, _Frame, tokens_of
 from adlm.data.stories_grammar import PLOTS, GrammarChoice, Plot
 from adlm.errors import ConfigError, UnknownName
+from tests.errors import raises
 
 STORIES = Stories()
 GRAMMAR = Grammar(PLOTS)
@@ -389,7 +390,7 @@ def test_the_fingerprint_changes_with_all_that_shapes_the_text() -> None:
 
 @pytest.mark.parametrize("ask", [Stories.fingerprint, lambda s, split: list(s.pieces(split))])
 def test_an_unknown_split_is_named(ask: Callable[[Stories, str], object]) -> None:
-    with pytest.raises(UnknownName, match="asked for the split 'validation'"):
+    with raises(UnknownName, name="validation"):
         ask(STORIES, "validation")
 
 

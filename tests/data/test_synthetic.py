@@ -83,5 +83,5 @@ def test_a_loader_reads_it(workers):
     "sizes", [{"vocabulary": 4}, {"length": 3}, {"count": 0}, {"seed": -1}], ids=lambda sizes: next(iter(sizes))
 )
 def test_sizes_that_mean_nothing_are_refused(sizes):
-    with pytest.raises(ConfigError, match="asked for"):
+    with pytest.raises(ConfigError):
         Synthetic(**sizes)

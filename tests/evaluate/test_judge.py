@@ -243,12 +243,13 @@ def test_a_gguf_file_is_read_as_the_model_it_holds(tmp_path):
         logits = network(torch.tensor([[0, *ids]])).logits[0, :-1]
     expected = F.cross_entropy(logits, torch.tensor(ids), reduction="sum").item()
     assert judge_texts(judge, ["ab 12"]).nats[0] == pytest.approx(expected, rel=1e-4)
+    assert [GGUF_TOKENS[i] for i in judge.encode(["a\n\n12"])[0]] == ["a", "ĊĊ", "1", "2"]  # digits are parted first
     path.write_bytes(path.read_bytes()[:1000])
     with raises(ModelError, subject=str(path)):
         open_judge(str(path))
 
 
-GGUF_TOKENS = ["<|endoftext|>", *(chr(c) for c in range(97, 123)), *"0123456789", "Ġ", "Ċ", "ab"]
+GGUF_TOKENS = ["<|endoftext|>", *(chr(c) for c in range(97, 123)), *"0123456789", "Ġ", "Ċ", "ab", "ĊĊ"]
 GGUF_TOKENS += [f"x{i}" for i in range(64 - len(GGUF_TOKENS))]
 
 
@@ -268,7 +269,7 @@ def write_gguf(gguf, path, network):
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(GGUF_TOKENS)
     writer.add_token_types([3] + [1] * 63)
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "Ċ Ċ"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

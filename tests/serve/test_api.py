@@ -274,7 +274,7 @@ def test_neutral_values_of_unsupported_parameters_are_taken(client):
 def test_what_a_sampler_has_no_use_for_is_refused_with_the_reason(client):
     response = client.post("/v1/generate", json={"sampler": "first-hitting", "steps": 5})
     assert response.status_code == 400
-    assert "no use for it" in error_of(response)["message"]
+    assert "steps" in error_of(response)["message"]
 
 
 def test_an_unknown_model_is_404_and_looked_for_nowhere(client, tmp_path, monkeypatch):

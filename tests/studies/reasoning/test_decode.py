@@ -15,6 +15,7 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise
+from adlm.registry import register
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Temperature
 from adlm.types import Features
@@ -39,6 +40,7 @@ PROBLEMS = (
 )
 
 
+@register("reasoning_task")
 @dataclass(frozen=True)
 class Sums(Task):
     name = "sums"

@@ -19,6 +19,7 @@ from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
 from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.registry import register
 from adlm.train.callbacks import Callback
 from adlm.train.init import Finetune, Pretrained, RandomInit
 from adlm.train.run import Run
@@ -41,6 +42,7 @@ from adlm_studies.reasoning.vocabulary import FinetuneWithNewTokens
 from tests.errors import raises
 
 
+@register("reasoning_task")
 @dataclass(frozen=True)
 class Doubles(Task):
     name = "doubles"
