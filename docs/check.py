@@ -41,10 +41,10 @@ def recipes() -> str:
     lines = ["| recipe | layers x width | parameters | rows per step | steps | tokens |", "|---|---|---|---|---|---|"]
     for name, run in named_runs().items():
         cost, layers = summary(run), " + ".join(map(str, run.network.layers))
-        tokens = cost.all_tokens / 1e6
+        tokens = f"{cost.all_tokens / 1e6:.3g} M" if cost.all_tokens < 1e9 else f"{cost.all_tokens / 1e9:.3g} G"
         lines.append(
             f"| `{name}` | {layers} x {run.network.width} | {cost.parameters.total / 1e6:.3g} M "
-            f"| {cost.rows} of {cost.length:,} | {cost.steps:,} | {f'{tokens:.3g} M' if tokens < 1000 else f'{tokens / 1000:.3g} G'} |"
+            f"| {cost.rows} of {cost.length:,} | {cost.steps:,} | {tokens} |"
         )
     return "\n".join(lines) + "\n"
 
