@@ -30,18 +30,14 @@ class Batch:
     anchors: Tensor | None = None
     documents: Tensor | None = None
     targets: Tensor | None = None
-    _padded: bool | None = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Whether there is padding is known from the start on a CPU, where batches are made. Elsewhere it is found out
-        # when first asked, since the device has to be waited for.
-        padded = None if self.valid.device.type != "cpu" else not bool(self.valid.all())
-        object.__setattr__(self, "_padded", padded)
+    _padded: bool | None = field(default=None, init=False, repr=False, compare=False)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on a device."""
         moved = Batch(**{k: v.to(device, non_blocking=True) for k, v in self._tensors().items()})
-        object.__setattr__(moved, "_padded", self._padded)
+        # Asked on the CPU, where batches are made: later, the device would have to be waited for.
+        on_cpu = self.valid.device.type == "cpu" and moved.valid.device.type != "cpu"
+        object.__setattr__(moved, "_padded", self.padded if on_cpu else self._padded)
         return moved
 
     def split(self, rows: int) -> list["Batch"]:
@@ -58,7 +54,7 @@ class Batch:
 
     @property
     def padded(self) -> bool:
-        """Whether any position is padding."""
+        """Whether any position is padding; found out once."""
         if self._padded is None:
             object.__setattr__(self, "_padded", not bool(self.valid.all()))
         return bool(self._padded)

@@ -230,7 +230,7 @@ def tiny(folder, *changes):
     return ["train", "demo-adlm", "--out", str(folder), *(word for each in small for word in ("--set", each))]
 
 
-SCORE = ["evaluate", "perplexity", "run", "stories:300", "--rows", "4", "--draws", "1", "--out", "result.json"]
+SCORE = ["evaluate", "perplexity", "run", "stories:300", "--limit", "4", "--draws", "1", "--out", "result.json"]
 
 
 def test_an_objective_of_ones_own_is_trained_resumed_and_evaluated(workspace):

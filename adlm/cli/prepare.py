@@ -62,8 +62,7 @@ class SourceOptions:
 
     Args:
         folder: where the files of a catalog name are; by default they come from the Hub.
-        field: the field or column that holds the text.
-        no_header: CSV files do not begin with the names of their columns: --field is the number of a column.
+        field: the field or column that holds the text. Numbers, as in 2,3, are columns of a CSV without a header line.
         documents: what a document is in a text file.
         detokenizer: undo a corpus's tokenisation, by name.
         revision: of a Hub data set.
@@ -73,20 +72,22 @@ class SourceOptions:
 
     folder: Path | None = None
     field: str | None = None
-    no_header: Flag = False
     documents: Literal["whole", "lines", "paragraphs", "articles"] | None = None
     detokenizer: str | None = None
     revision: str | None = None
     streaming: Flag = False
     replace_bad_bytes: Flag = False
 
+    def _fields(self) -> str | tuple[str, ...] | None:
+        numbers = (self.field or "").split(",")
+        return tuple(numbers) if all(number.isdecimal() for number in numbers) else self.field
+
     def open(self, name: str) -> Source:
         """The source of that name or path."""
         return open_source(
             name,
             folder=self.folder,
-            field=self.field,
-            header=False if self.no_header else None,
+            field=self._fields(),
             documents=_RULES[self.documents] if self.documents else None,
             detokenizer=self.detokenizer,
             streaming=self.streaming,

@@ -318,7 +318,6 @@ def open_source(
     revision: str | None = None,
     files: Mapping[str, str] | None = None,
     cut: Cut | None = None,
-    header: tuple[str, ...] | bool | None = None,
     encoding_errors: str | None = None,
 ) -> Source:
     """A source by a name of the catalog, `hub:owner/name[:config]`, or the path of a file, a folder or a glob.
@@ -329,7 +328,7 @@ def open_source(
         field: the field or column of the text; several are joined by a space.
         documents: where documents begin and end, if not as the catalog says.
         streaming, revision: for the Hub.
-        files, cut, header, encoding_errors: for files; see `TextFiles`.
+        files, cut, encoding_errors: for files; see `TextFiles`.
     """
     given: dict[str, Any] = {
         "field": field,
@@ -339,7 +338,6 @@ def open_source(
         "revision": revision,
         "files": files,
         "cut": cut,
-        "header": header,
         "encoding_errors": encoding_errors,
     }
     options = {option: value for option, value in given.items() if value is not None}

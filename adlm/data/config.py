@@ -39,7 +39,6 @@ class Corpus(DataConfig):
         documents: where documents begin and end, if not as the catalog says.
         detokenizer: undo a corpus's tokenisation, by name.
         revision: of a Hub data set.
-        header: whether CSV files begin with the names of their columns; if not, `field` is the number of a column.
         encoding_errors: strict, replace or ignore: what to do with bytes of files that are not UTF-8.
     """
 
@@ -54,7 +53,6 @@ class Corpus(DataConfig):
     detokenizer: str | None = None
     revision: str | None = None
     encoding_errors: str | None = None
-    header: bool = True
 
     def prepare(
         self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
@@ -86,7 +84,6 @@ class Corpus(DataConfig):
             documents=self.documents,
             detokenizer=self.detokenizer,
             revision=self.revision,
-            header=None if self.header else False,
             encoding_errors=self.encoding_errors,
         )
 

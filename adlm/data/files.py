@@ -27,7 +27,7 @@ from adlm.data import documents
 from adlm.data.detokenize import find_detokenizer
 from adlm.data.documents import SPLITS, WHOLE, CorpusSize, Cut, DocumentRule, FractionSplit, Segments
 from adlm.data.source import Piece, Source
-from adlm.errors import ConfigError, DataError, NotUtf8, UnknownName
+from adlm.errors import DataError, NotUtf8, UnknownName
 
 _SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "validation", "val", "dev"), "valid")}
 _ENDINGS = {
@@ -46,14 +46,13 @@ class TextFiles(Source):
     """A file, a folder (read recursively, in order) or a glob.
 
     Args:
-        field: the field or column that holds the text; several are joined by a space. Numbers, counted from 1, are
-            columns of CSV files without a header line.
+        field: the field or column that holds the text; several are joined by a space. Numbers are columns of CSV files
+            without a header line, "1" the first.
         files: a glob under the folder for each split, where the names of the files do not tell.
         cut: how splits are made if no name speaks of a held-out one; by default `FractionSplit()`, unless the names
             speak of training.
         format: text, json, csv or parquet, where the ending of the name does not tell.
-        header: of CSV files: the names of the columns, if the first line does not have them; or False if nothing
-            names them: then a field is the number of a column, "1" for the first.
+        header: the columns of CSV files that do not name them in the first line.
         joiner: what is put between the strings of a list.
         encoding_errors: strict, replace or ignore: what to do with bytes that are not UTF-8.
     """
@@ -67,7 +66,7 @@ class TextFiles(Source):
     files: Mapping[str, str] | None = dataclasses.field(default=None, hash=False)
     cut: Cut | None = None
     format: str | None = None
-    header: tuple[str, ...] | bool = ()
+    header: tuple[str, ...] = ()
     joiner: str = " "
     encoding_errors: str = "strict"
 
@@ -80,12 +79,6 @@ class TextFiles(Source):
             raise UnknownName("format", str(self.format), ("text", *_RECORDS))
         if self.encoding_errors not in (known := ("strict", "replace", "ignore")):
             raise UnknownName("way with encoding errors", self.encoding_errors, known)
-        if self.header is False and not all(name.isdecimal() for name in as_names(self.field)):
-            raise ConfigError(
-                f"a CSV without a header has columns by number, got the field {self.field!r}",
-                fix='give numbers, "1" for the first column',
-                subject="field",
-            )
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -221,7 +214,7 @@ def as_names(field: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 _FIELD_FIX = "name a field that has text"
-_HEADER_FIX = f"{_FIELD_FIX}; if the first line is no header, say so and name columns by number"
+_HEADER_FIX = f"{_FIELD_FIX}; columns of a CSV without a header line have numbers, 1 for the first"
 
 
 def record_text(record: object, field: str | tuple[str, ...], joiner: str, where: str, *, fix: str = _FIELD_FIX) -> str:
@@ -370,17 +363,18 @@ def _csv_records(path: Path, source: TextFiles) -> _Records:
     csv.field_size_limit(_LARGEST_RECORD)  # the default, 128 KiB, is less than a long article
     rows = csv.reader(_whole_lines(path, source), skipinitialspace=True)
     fields = {name.lower(): name for name in as_names(source.field)}
+    numbered = all(name.isdecimal() for name in fields)
     names: Iterable[str] = ()
     try:
         for row in filter(None, rows):
-            if source.header is False or all(name.isdecimal() for name in fields):
+            if numbered:
                 names = map(str, itertools.count(1))
             elif not names:
                 # A first line with the fields' names is a header, whatever the case of its letters.
                 names = titles = [fields.get(cell.lower(), cell) for cell in row]
                 if set(titles) >= set(fields.values()) or not source.header:
                     continue
-                names = source.header if isinstance(source.header, tuple) else titles
+                names = source.header
             yield f"{path}, line {rows.line_num}", dict(zip(names, row, strict=False))
     except csv.Error as error:
         raise _damaged(path, error) from error

@@ -19,7 +19,7 @@ from adlm.scoring import Score
 from adlm.serve.batcher import Ticket
 from adlm.serve.completions import Completion, answer, piece, usage
 from adlm.serve.engine import Engine, Job
-from adlm.serve.generation import Generation
+from adlm.serve.generation import GenerationJob
 from adlm.serve.guard import Guard
 from adlm.serve.limits import RequestRefused, check_given
 from adlm.serve.metrics import Metrics
@@ -135,7 +135,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
             several = " and ".join(way for way, given in ways.items() if given)
             raise RequestRefused(400, f"{several} say different things; give one of them", param=several.split()[0])
         stream = Stream()
-        stream.follow(engine.submit(engine.named(ask.model), [Generation(ask, sampler, limits, stream.tell)]))
+        stream.follow(engine.submit(engine.named(ask.model), [GenerationJob(ask, sampler, limits, stream.tell)]))
 
         async def lines() -> AsyncIterator[str]:
             started = False

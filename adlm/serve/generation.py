@@ -23,7 +23,7 @@ _NOTICEABLE = 0.02  # a smaller change of the likeliest token's probability is n
 Ranking = list[tuple[str, float]]
 
 
-class Generation:
+class GenerationJob:
     """The work of one `/v1/generate` request, which tells its events as it proceeds."""
 
     def __init__(

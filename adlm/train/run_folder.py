@@ -25,7 +25,7 @@ from adlm import registry
 from adlm.config import from_json, renamed, to_json
 from adlm.data.shards import write_atomically
 from adlm.distributed import DistributedContext
-from adlm.errors import ConfigError, TrainingError
+from adlm.errors import AdlmError, ConfigError, TrainingError
 from adlm.models.io import CONFIG, FORMAT, WEIGHTS, ModelConfig
 from adlm.train.run import Run
 from adlm.types import Batch
@@ -180,7 +180,7 @@ def check_unchanged(folder: Path, run: Run, *, allow_change: bool) -> None:
     before = stored_run(folder / CONFIG)
     if before is None:
         return
-    changes = differences(before, to_json(run))
+    changes = differences(_completed(before), to_json(run))
     if not changes:
         return
     lines = "\n    ".join(f"{name}: was {old}, now {new}" for name, old, new in changes)
@@ -197,7 +197,15 @@ def check_unchanged(folder: Path, run: Run, *, allow_change: bool) -> None:
 def same_run(folder: Path, run: Run) -> bool:
     """Whether the run that was begun in `folder` is this one."""
     before = stored_run(folder)
-    return before is not None and not differences(before, to_json(run))
+    return before is not None and not differences(_completed(before), to_json(run))
+
+
+def _completed(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored run with the defaults of fields that came after it was stored; as it is if it cannot be read."""
+    try:
+        return dict(to_json(from_json(Run, stored, where="run")))
+    except (AdlmError, TypeError, ValueError):
+        return stored
 
 
 def _changeable(name: str) -> bool:

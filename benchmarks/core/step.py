@@ -129,11 +129,10 @@ SHIPPED = "fused AdamW: adlm as it is"
 def stepper(name: str, batch: Batch, corrupted: Corrupted, *, compiled: bool) -> Callable[[], float]:
     """A function that takes one optimiser step and returns the loss per token."""
     loss, fused = VARIANTS[name]
-    model: nn.Module = build()
-    if name == "plain":
-        model = reference_model(model)  # type: ignore[arg-type]
-    elif compiled:
-        model.compile()
+    network = build()
+    model: nn.Module = reference_model(network) if name == "plain" else network
+    if compiled and name != "plain":
+        network.compile_blocks()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.0, fused=fused)
     for parameter in model.parameters():  # states in place before anything is measured

@@ -75,4 +75,4 @@ def test_a_csv_without_a_header_is_prepared_by_column(tmp_path, capsys):
     command += ["--cache", str(tmp_path / "cache")]
     assert main(command) == 2
     assert "header" in capsys.readouterr().err
-    assert main([*command, "--no-header", "--field", "3"]) == 0
+    assert main([*command, "--field", "2,3"]) == 0

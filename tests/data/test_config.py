@@ -184,7 +184,7 @@ def test_options_reach_the_source(tmp_path):
     assert len(good.prepare(cache=tmp_path).train) > 0
     with pytest.raises(UnknownName, match="did you mean 'ptb'"):
         Corpus(str(tmp_path / "corpus.jsonl"), "characters", detokenizer="ptbb").prepare(cache=tmp_path)
-    with pytest.raises(ConfigError, match="no such option"):
+    with pytest.raises(ConfigError):
         Corpus(str(tmp_path / "corpus.jsonl"), "characters", revision="main").prepare(cache=tmp_path)
 
 

@@ -204,14 +204,11 @@ def test_a_csv_without_a_header_is_read_by_column_numbers(tmp_path: Path) -> Non
     with raises(DataError, subject="text") as caught:
         list(TextFiles(str(path)).pieces("train"))
     assert "header" in caught.value.fix
-    source = TextFiles(str(path), header=False, field=("2", "3"))
+    source = TextFiles(str(path), field=("2", "3"))
     assert everything(source) == ["Bears back Short-sellers", "Oil Prices, up"]
-    assert everything(open_source(path, header=False, field="3")) == ["Short-sellers", "Prices, up"]
-    assert source.fingerprint("train") != TextFiles(str(path), field=("2", "3")).fingerprint("train")
+    assert everything(open_source(path, field="3")) == ["Short-sellers", "Prices, up"]
     with raises(DataError, subject="4"):
-        list(TextFiles(str(path), header=False, field="4").pieces("train"))
-    with raises(ConfigError, subject="field"):
-        TextFiles(str(path), header=False)
+        list(TextFiles(str(path), field="4").pieces("train"))
 
 
 def test_a_missing_path_offers_near_names(tmp_path: Path) -> None:

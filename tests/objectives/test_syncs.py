@@ -59,6 +59,7 @@ def rows(padded):
 )
 def test_one_step_waits_no_more_than_it_must(objective, network, sizes, padded):
     model, batch = network.build(VOCABULARY), rows(padded)
+    assert batch.padded == padded  # as `Batch.to` asks on the CPU
     with Waits() as found:
         objective(model, batch, progress=1.0, noise=Noise(0)).loss_sum.backward()
     assert found.sizes == sizes
@@ -74,14 +75,14 @@ def test_the_counter_counts():
     assert (found.scalars, found.sizes) == (2, 1)
 
 
-def test_whether_a_batch_has_padding_is_known_from_the_start():
+def test_whether_a_batch_has_padding_is_asked_once_and_never_of_a_device():
     for padded in (False, True):
         batch = rows(padded)
         with Waits() as found:
             parts = [batch.to("cpu"), *batch.split(3)]
             known = [part.padded for part in parts] + [part.segments is not None for part in parts]
         assert known == [padded] * len(known)
-        assert found.scalars == len(parts)  # one for each batch that is made, on the CPU
+        assert found.scalars == len(parts)  # one for each batch
     moved = rows(True).to("meta")
     assert moved.padded  # without asking the device, which has no values here
     assert moved.segments.device.type == "meta"
