@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from adlm.train.fit import fit
     from adlm.train.run import Run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "AdlmError",
     "Run",
