@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import adlm
-from adlm.cli import COMMANDS, main
+from adlm.cli import COMMANDS, commands, main
 from adlm.data.config import Corpus
 from adlm.train.fit import fit
 from adlm.train.run import FitOptions, ValidationConfig
@@ -120,9 +120,16 @@ def test_the_four_ways_to_extend_are_under_forty_lines_each():
 
 def test_the_reference_has_every_public_name():
     named = set(re.findall(r"^::: ([\w.]+)", PAGES["reference"], re.M))
-    missing = {name for name in adlm.__all__ if name != "samplers"} - {path.rsplit(".", 1)[1] for path in named}
+    missing = {name for name in adlm.__all__ if name not in ("evaluate", "samplers")} - {
+        path.rsplit(".", 1)[1] for path in named
+    }
     assert not missing
-    assert any(path.startswith("adlm.samplers.") for path in named)
+    assert all(any(path.startswith(f"adlm.{package}.") for path in named) for package in ("evaluate", "samplers"))
+
+
+def test_the_page_of_commands_has_every_command():
+    paths = [*commands(), *(f"evaluate {name}" for name in commands("adlm.cli.evaluate"))]
+    assert [path for path in paths if f"| `adlm {path}" not in PAGES["cli"]] == []
 
 
 def test_every_page_is_in_the_navigation():
