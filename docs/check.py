@@ -1,4 +1,4 @@
-"""Checks the documentation: links lead somewhere, Python examples compile, tables are those of the registry.
+"""Checks the documentation: links lead somewhere, Python examples compile, generated tables are current.
 
 `python docs/check.py --write` writes the tables anew.
 """
@@ -33,7 +33,23 @@ def samplers() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"samplers": samplers}
+def recipes() -> str:
+    """The named runs at their usual size."""
+    from adlm.recipes.named import recipes as named_runs
+    from adlm.train.plan import summary
+
+    lines = ["| recipe | layers x width | parameters | rows per step | steps | tokens |", "|---|---|---|---|---|---|"]
+    for name, run in named_runs().items():
+        cost, layers = summary(run), " + ".join(map(str, run.network.layers))
+        tokens = f"{cost.all_tokens / 1e6:.3g} M" if cost.all_tokens < 1e9 else f"{cost.all_tokens / 1e9:.3g} G"
+        lines.append(
+            f"| `{name}` | {layers} x {run.network.width} | {cost.parameters.total / 1e6:.3g} M "
+            f"| {cost.rows} of {cost.length:,} | {cost.steps:,} | {tokens} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"samplers": samplers, "recipes": recipes}
 
 
 def with_tables(text: str) -> str:

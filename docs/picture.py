@@ -1,7 +1,7 @@
 """Makes docs/unmasking.svg, a moving picture of a model writing: a token is grey as soon as the anchor stage expects it
 and coloured once it is written.
 
-python docs/picture.py [MODEL] [--seed N]
+python docs/picture.py [MODEL] [--seed N] [--out FILE]
 """
 
 import argparse
@@ -88,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="box")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("unmasking.svg"))
     options = parser.parse_args()
     model = adlm.load(options.model)
     length = model.config.packing.length
@@ -95,9 +96,8 @@ def main() -> None:
         model, title="", sampler="ancestral", seed=options.seed, frames=65, steps=64, block_size=length, top_p=0.8
     )
     words = words_of(player)
-    out = Path(__file__).with_name("unmasking.svg")
-    out.write_text(svg(words), encoding="utf-8")
-    print("".join(word.text for word in words), f"-> {out}", sep="\n")
+    options.out.write_text(svg(words), encoding="utf-8")
+    print("".join(word.text for word in words), f"-> {options.out}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -164,12 +164,16 @@ def lines(path: Path) -> list[str]:
 
 # The guide.
 
-GUIDE = re.findall(r"^```\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.M | re.S)
+GUIDE = [
+    block
+    for page in ("training", "resuming", "finetuning", "scaling", "compare")
+    for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / f"docs/{page}.md").read_text(), re.M | re.S)
+]
 COMMANDS = [
     line[line.index("adlm train") :]
     for block in GUIDE
     for line in block.replace("\\\n", " ").splitlines()
-    if re.match(r"[A-Z_0-9= ]*(torchrun .*)?adlm train ", line)
+    if re.match(r"[A-Z_0-9= ]*(torchrun .*)?adlm train ", line) and "--dry-run" not in line
 ]
 
 
@@ -182,7 +186,7 @@ def test_every_command_of_the_guide_names_options_and_settings_that_exist(comman
         return SimpleNamespace(steps=run.train.steps, nats=None)
 
     monkeypatch.setattr("adlm.cli.train.fit", note)
-    monkeypatch.setattr("adlm.cli.train.read_run", lambda path: recipe("demo-adlm"))
+    monkeypatch.setattr("adlm.recipes.named.read_run", lambda path: recipe("demo-adlm"))
     _, *words = shlex.split(command, comments=True)
     assert main(words) == 0
     assert len(asked) == 1
