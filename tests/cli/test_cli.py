@@ -68,8 +68,8 @@ def test_prepare_writes_shards_and_finds_them_again(tmp_path, capsys):
         (["./no/such/file.txt"], "file.txt"),
         (["kjv", "--tokenizer", "bpe:many"], "write bpe:8192"),
         (["kjv", "--tokenizer", "./no-such-tokenizer"], "no file or folder of that name"),
-        (["kjv", "--packing", "crop", "--frame"], "belong to --packing wrap"),
-        (["kjv", "--tokenizer", "characters", "--workers", "0"], "fewer than 1"),
+        (["kjv", "--packing", "crop", "--frame"], "--packing wrap"),
+        (["kjv", "--tokenizer", "characters", "--workers", "0"], "workers"),
         (["kjv", "--split", "tset", "--tokenizer", "characters"], "did you mean 'test'"),
     ],
 )

@@ -277,7 +277,7 @@ def test_types_know_their_words_and_how_frequent_they_are(types):
 
 def test_models_without_two_masked_stages_are_refused():
     one = OneStageConfig(StackConfig(width=16, heads=2, layers=1)).build(VOCABULARY)
-    with raises(ConfigError, subject="model"):
+    with raises(ConfigError, subject="stages"):
         check_anchored(one)
     with raises(ConfigError, subject="model"):
         check_anchored(network(causal=True))

@@ -123,7 +123,7 @@ def test_a_text_costs_one_pass_where_one_is_made():
     stale = text_work(network, VOCABULARY, 8, passes=4, anchor_passes=1)
     fresh = text_work(network, VOCABULARY, 8, passes=4, anchor_passes=4)
     alone = forward_work(OneStageConfig(STACK), VOCABULARY, 8)
-    assert fresh - stale == 3 * 8 * (alone.token + alone.output_mask)
+    assert fresh - stale == 3 * 8 * (alone.token + alone.output)
 
 
 def test_steps_have_names_of_their_own_and_are_those_of_the_find_study_anchoring():
