@@ -99,9 +99,8 @@ def joined(device: str = "auto") -> Iterator[DistributedContext]:
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise ConfigError(
-            f"asked to join {size} processes (WORLD_SIZE)", f"no {', '.join(missing)}", "start them with torchrun"
-        )
+        asked = f"asked to join {size} processes (WORLD_SIZE)"
+        raise ConfigError(asked, f"no {', '.join(missing)}", "start them with torchrun", subject=missing[0])
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     # gloo carries what lies in main memory: small values, and checkpoints written in the background.
@@ -142,7 +141,8 @@ def device_for(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"asked for the device {name!r}", reason, "use auto, cpu, cuda or mps") from error
+        fix = "use auto, cpu, cuda or mps"
+        raise ConfigError(f"asked for the device {name!r}", reason, fix, subject=str(name)) from error
     return device
 
 

@@ -109,7 +109,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 model_card_kwargs (see `Facts`) and others.
         """
         token, private, branch = options.get("token"), options.get("private"), options.get("branch")
-        with explained(f"asked to push a model to {repo_id!r}"):
+        with explained(f"asked to push a model to {repo_id!r}", subject=repo_id):
             repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
             if has_edited_card(repo_id, revision=branch, token=token):
                 ignored = options.get("ignore_patterns") or []

@@ -11,7 +11,7 @@ from rich.table import Table
 from adlm.cli.progress import console
 from adlm.config import to_json, with_changes
 from adlm.distributed import device_for
-from adlm.errors import ConfigError, UnknownName
+from adlm.errors import ConfigError, OutOfRange, UnknownName
 from adlm.models.costs import ForwardWork, count_parameters, forward_work, training_work
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.sizes import KINDS, SIZES, published
@@ -49,19 +49,21 @@ def command(
     given = {"--vocabulary": vocabulary, "--length": length, "--rows": rows}
     for option, value in given.items():
         if value is not None and value < (least := 2 if option == "--vocabulary" else 1):
-            raise ConfigError(f"asked for {option} {value}", "too few", f"give {least} or more")
+            raise OutOfRange(option, value, f"at least {least}")
     size = vocabulary or _GPT2
     words, length, rows = Vocabulary(size, size - 1), length or _LENGTH, rows or _ROWS
     networks = {f"{kind}-{size}": (kind, size) for size in SIZES for kind in KINDS}
     if action == "list":
         if name is not None or set:
             asked = name or f"recipes with {' '.join(set)}"
-            raise ConfigError(f"asked to list {asked!r}", "a list has them all", "write: adlm recipes show NAME")
+            fix = "write: adlm recipes show NAME"
+            raise ConfigError(f"asked to list {asked!r}", "a list has them all", fix, subject=asked)
         _list_runs()
         _list_networks({each: published(*networks[each]) for each in networks}, words, length)
         return
     if name is None:
-        raise ConfigError("asked to show a recipe", "none named", "name one of those that `adlm recipes` lists")
+        fix = "name one of those that `adlm recipes` lists"
+        raise ConfigError("asked to show a recipe", "none named", fix, subject="name")
     if name in networks:
         _show_network(name, with_changes(published(*networks[name]), set), words, length, rows)
         return
@@ -75,6 +77,7 @@ def command(
                 f"asked to show the run {name} with {option} {value}",
                 "a run has its own",
                 "change it by --set, as in --set train.steps=1000",
+                subject=option,
             )
     _show_run(with_changes(run, set), matched(name))
 

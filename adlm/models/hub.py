@@ -105,7 +105,7 @@ def has_edited_card(name: str, *, revision: str | None, token: str | bool | None
 
 
 @contextmanager
-def explained(asked: str, *, subject: str = "") -> Iterator[None]:
+def explained(asked: str, *, subject: str) -> Iterator[None]:
     """The errors of the Hub's library as `ModelError`s."""
 
     def refused(found: str, fix: str, subject: str = subject) -> ModelError:

@@ -175,7 +175,8 @@ class _Workers:
                 if len(deaths) == _DEATHS and deaths[-1] - deaths[0] < _IN_SECONDS:
                     self._stop()
                     asked = f"asked for {self.service.workers} workers"
-                    raise ModelError(asked, "they stop as soon as they start", "try --workers 1, which says why")
+                    fix = "try --workers 1, which says why"
+                    raise ModelError(asked, "they stop as soon as they start", fix, subject="workers")
                 self._renew(number)
                 self.processes[number] = self._started(number)
         for listening in self.sockets:

@@ -69,7 +69,10 @@ def points(series: Series, *, x_log: bool = False, y_log: bool = False) -> list[
 
 
 def _drawable(value: float | None, log: bool) -> bool:
-    return value is not None and abs(value) < _HUGE and (value > 1 / _HUGE or not log)
+    """Whether a picture can hold the value. Tiny ones, but for 0, would make axes whose range is not a number."""
+    if value is None or not abs(value) < _HUGE:
+        return False
+    return value > 1 / _HUGE if log else value == 0 or abs(value) > 1 / _HUGE
 
 
 def svg(chart: Chart, *, heading: bool = False, style: str = "") -> str:

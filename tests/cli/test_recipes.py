@@ -87,21 +87,21 @@ def test_a_shape_can_be_changed_before_it_is_shown(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (["show", "adlm-smal"], "did you mean 'adlm-small'"),
-        (["show"], "none named"),
+        (["show", "adlm-smal"], "'adlm-small'"),
+        (["show"], "`adlm recipes`"),
         (["list", "adlm-small"], "adlm recipes show NAME"),
-        (["show", "adlm-small", "--set", "anchor.widht=640"], "did you mean 'width'"),
-        (["list", "--vocabulary", "1"], "too few"),
-        (["show", "openwebtext-adml"], "did you mean 'openwebtext-adlm'"),
-        (["show", "text8-adlm-medium"], "known: micro, nano, tiny"),
-        (["show", "text8-adlm", "--length", "64"], "a run has its own"),
-        (["show", "text8-adlm", "--set", "train.stesp=7"], "did you mean 'steps'"),
-        (["show", "text8-adlm", "--set", "train.tokens_per_step=100"], "set train.tokens_per_step=256"),
+        (["show", "adlm-small", "--set", "anchor.widht=640"], "'width'"),
+        (["list", "--vocabulary", "1"], "--vocabulary"),
+        (["show", "openwebtext-adml"], "'openwebtext-adlm'"),
+        (["show", "text8-adlm-medium"], "micro, nano, tiny"),
+        (["show", "text8-adlm", "--length", "64"], "--length"),
+        (["show", "text8-adlm", "--set", "train.stesp=7"], "'steps'"),
+        (["show", "text8-adlm", "--set", "train.tokens_per_step=100"], "train.tokens_per_step=256"),
     ],
 )
-def test_what_is_not_there_is_answered_with_what_is(capsys, words, message):
+def test_what_is_not_there_is_answered_with_what_is(capsys, words, named):
     code, _, err = run(capsys, *words)
     assert code == 2
-    assert message in err
+    assert named in err

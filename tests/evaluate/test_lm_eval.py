@@ -204,8 +204,8 @@ def test_settings_that_mean_nothing_are_refused():
     for settings, subject in (
         ({"draws": 0}, "draws"),
         ({"batch": 0}, "batch_size"),
-        ({"length": LENGTH + 1}, "length"),
-        ({"length": 1}, "length"),
+        ({"length": LENGTH + 1}, "max_length"),
+        ({"length": 1}, "max_length"),
     ):
         with raises(ConfigError, subject=subject):
             scorer(model, **settings)

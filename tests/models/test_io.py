@@ -201,7 +201,7 @@ def test_configs_of_others_are_named(folder):
         refused(folder, subject)
     for change, subject in [
         ({"packing": {"kind": "Wrapped", "length": "long"}}, "config.json.packing.length"),
-        ({"network": {"kind": ["os.system"]}}, "config.json.network.kind"),
+        ({"network": {"kind": ["os.system"]}}, "['os.system']"),
     ]:
         (folder / CONFIG).write_text(json.dumps({**data, **change}))
         refused(folder, subject)
