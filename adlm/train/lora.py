@@ -83,7 +83,9 @@ def _called(model: LanguageModel) -> list[str]:
     names = []
     for position, block in model.named_modules():
         if isinstance(block, Block):
-            names += [f"{position}.{name}" for name in ("qkv", "up", *(("out", "down") if block.time_conditioned else ()))]
+            names += [
+                f"{position}.{name}" for name in ("qkv", "up", *(("out", "down") if block.time_conditioned else ()))
+            ]
     return names
 
 
