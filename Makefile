@@ -35,7 +35,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 bench: $(READY)
-	for program in benchmarks/[a-z]*.py; do $(BIN)/python $$program || exit 1; done
+	for program in data serve startup; do $(BIN)/python -m benchmarks.$$program || exit 1; done
 	$(BIN)/python -m benchmarks.core.step
 	$(BIN)/python -m benchmarks.core.padding
 	$(BIN)/python -m benchmarks.sampling.speed

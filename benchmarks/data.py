@@ -18,14 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _record import record
-
 from adlm.data.bundled import PythonDocs
 from adlm.data.catalog import open_source
 from adlm.data.packing import Wrapped
 from adlm.data.prepare import prepare
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe
 from adlm.train.callbacks import Callback
+from benchmarks._record import record
 
 LENGTH = 1024
 PARTS = ["throughput", "memory", "loading"]

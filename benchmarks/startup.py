@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from _record import record
+from benchmarks._record import record
 
 COMMANDS = {
     "adlm --help": [sys.executable, "-m", "adlm", "--help"],
