@@ -1,6 +1,6 @@
 """The data layer beside `datasets.map`, its memory against the size of the corpus, and the loader against training.
 
-    python benchmarks/data.py [--megabytes 64 256 1024] [--text8 FILE]
+    python -m benchmarks.data [--megabytes 64 256 1024] [--text8 FILE]
 
 The corpus is the standard library's source, a file a line of JSON, repeated to the size asked for; so anyone
 with Python can repeat this. The peer does what language-model examples do: tokenise with `map`, batched, then
