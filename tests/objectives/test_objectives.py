@@ -42,7 +42,11 @@ def randomised(model, std=0.2):
 
 
 def two_stage(*, causal=False):
-    return randomised(TwoStageConfig(StackConfig(width=16, heads=2, layers=2, causal=causal), 1).build(VOCABULARY))
+    return randomised(
+        TwoStageConfig(StackConfig(width=16, heads=2, layers=2, attention="causal" if causal else "full"), 1).build(
+            VOCABULARY
+        )
+    )
 
 
 def oracle(tokens):
@@ -212,7 +216,7 @@ def test_sliced_logits_give_the_same_loss_and_gradients(monkeypatch):
 
 
 def test_cross_entropy_is_the_chain_rule():
-    model = randomised(OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=True)).build(VOCABULARY))
+    model = randomised(OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal")).build(VOCABULARY))
     terms = CrossEntropy()(model, BATCH, progress=0.0, noise=Noise(0))
     logits = model.logits(model.features(TOKENS).final)
     expected = -logits.log_softmax(-1).gather(-1, TOKENS[..., None]).sum()
