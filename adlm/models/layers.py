@@ -145,7 +145,8 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, memory: BlockCache | SlotMemory | None = None) -> Tensor:
         if layout.clean is not None:
-            assert layout.clean.neighbours is not None and not isinstance(memory, BlockCache)
+            assert layout.clean.neighbours is not None
+            assert not isinstance(memory, BlockCache)
             return self._gathered(x, x if memory is None else memory.place_inputs(x), layout.clean.neighbours)
         size, length, segments = len(self.weight), x.shape[1], layout.segments
         sides = reach(size, shifted=layout.shifted)

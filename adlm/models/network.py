@@ -110,7 +110,8 @@ class NetworkConfig(ABC):
 
         Args:
             layers: depth of each stage.
-            changes: fields of the network (`positions=0`, `hand_over=Logits()`) or of all its stacks (`attention="causal"`).
+            changes: fields of the network (`positions=0`, `hand_over=Logits()`) or of all its stacks
+                (`attention="causal"`).
         """
         if not self.stacks:
             raise ConfigError(f"{type(self).__name__} has no stacks that could be changed", subject=type(self).__name__)
@@ -121,7 +122,7 @@ class NetworkConfig(ABC):
         return self._with_stacks(*stacks, **{name: changes[name] for name in changes.keys() & own})
 
     def check_blocks(self) -> None:
-        """Refuse a size of blocks without blocks, blocks without a size, and a shifted network that is told the time."""
+        """Refuse a size without blocks, blocks without a size, and a shifted masked network that is told the time."""
         if (self.block_size > 0) != (self.attention == "block"):
             raise ConfigError(
                 f"asked for block_size={self.block_size} with {self.attention} attention",

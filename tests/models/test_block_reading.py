@@ -90,7 +90,8 @@ def test_blocks_of_one_token_are_left_to_right(name):
     model = built(NETWORKS[name])
     clean, _ = rows(2, 12)
     left = model.in_blocks(1)
-    assert left.causal and left.cache_kind == "tokens"
+    assert left.causal
+    assert left.cache_kind == "tokens"
     blocks = block_numbers(12, 1, None, clean.device)
     noisy = torch.full_like(clean, MASK)
     expected = model.features(noisy, clean=clean, blocks=blocks).final
@@ -103,7 +104,8 @@ def test_one_block_of_all_is_full_attention():
     model = built(NETWORKS["plain"])
     _, noisy = rows(2, 12)
     whole = model.in_blocks(0)
-    assert whole.attention == "full" and whole.cache_kind is None
+    assert whole.attention == "full"
+    assert whole.cache_kind is None
     blocks = block_numbers(12, 12, None, noisy.device)
     torch.testing.assert_close(model.features(noisy, blocks=blocks).final, whole.features(noisy).final)
 
