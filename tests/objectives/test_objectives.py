@@ -267,7 +267,7 @@ def test_d3pm_is_the_sum_of_divergences_of_the_reverse_steps():
     steps = 10
     model = two_stage()
     objective = D3pm(UniformMasking(steps=steps))
-    _, x_t, t, masked, _, _ = objective.corruption(BATCH, V - 1, Noise(4))
+    _, x_t, t, masked, *_ = objective.corruption(BATCH, V - 1, Noise(4))
     total = objective(model, BATCH, progress=0.0, noise=Noise(4)).nll_sum.item()
     mu = model.head.raw(model.features(x_t).final).double().softmax(-1)
     expected, mask = 0.0, V - 1
