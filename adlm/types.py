@@ -84,7 +84,7 @@ class Corrupted(NamedTuple):
 
     `weight` [B, 1] or [B, L] is the weight of -log p at masked positions. `rates` [V] is given if tokens of different
     types vanish at different rates (`AnchoredMasking`). `blocks` [B, L] numbers the blocks of block diffusion, and
-    `block_size` is their size if all rows have the same.
+    `block_size` is their size if all rows have the same; `segments` [B, L] takes the place of the batch's.
     """
 
     x_0: Tensor
@@ -95,6 +95,7 @@ class Corrupted(NamedTuple):
     rates: Tensor | None = None
     blocks: Tensor | None = None
     block_size: int | None = None
+    segments: Tensor | None = None
 
 
 class LossTerms(NamedTuple):

@@ -21,6 +21,9 @@ class BlockMasking(Corruption):
     token the left-to-right likelihood itself, with one block the bound of `CountMasking`. The levels of a row's blocks
     are stratified: one in each of as many equal parts, in random order.
 
+    Where a text ends within a block, the padding up to the end of the block is predicted too, since nothing tells a
+    model that writes a block where the text will end. What that costs is part of the bound.
+
     Args:
         sizes: tokens per block; 0 is the whole row. Several sizes are drawn per row, each as often as it is listed, so
             that one network learns to read all of them.
@@ -56,10 +59,21 @@ class BlockMasking(Corruption):
         return torch.tensor(sizes, device=u.device)[(u * len(sizes)).long()].to(batch.tokens.device)
 
     def _at(self, level: Tensor, size: int | Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        tokens, scored = batch.tokens, batch.scored
+        tokens, scored, segments = batch.tokens, batch.scored, None
         rows, length = tokens.shape
-        blocks = block_numbers(length, size, batch.segments, tokens.device).expand(rows, -1)
-        count = length if isinstance(size, Tensor) or batch.segments is not None else -(-length // size)
+        if batch.documents is not None:
+            raise ConfigError(
+                "documents that share a row cannot be read in blocks: where one ends would show in its last block",
+                fix="use rows that hold one document each, or Wrapped rows in which documents see each other",
+                subject="packing",
+            )
+        blocks = block_numbers(length, size, None, tokens.device).expand(rows, -1)
+        count = length if isinstance(size, Tensor) else -(-length // size)
+        if batch.padded:
+            texts = torch.zeros(rows, count, device=tokens.device).scatter_add_(1, blocks, batch.valid.float()) > 0
+            # Whole rows are read only where the length of the text is known.
+            filled = batch.valid | (texts.gather(1, blocks) & (blocks[:, -1:] > 0))
+            scored, segments = scored | (filled & ~batch.valid), filled.long() - 1
         n = torch.zeros(rows, count, dtype=torch.long, device=tokens.device).scatter_add_(1, blocks, scored.long())
         k = (self._levels(level, blocks[:, -1:] + 1, count, batch, noise) * n).long().minimum(n - 1) + 1
         # Ranks of random numbers within each block, unscored positions last.
@@ -71,7 +85,9 @@ class BlockMasking(Corruption):
         weight = (n / k.clamp_min(1)).float().gather(1, blocks)
         x_t = tokens.masked_fill(masked, mask_id)
         uniform = size if isinstance(size, int) else None
-        return Corrupted(tokens, x_t, level.float(), masked, weight, blocks=blocks, block_size=uniform)
+        return Corrupted(
+            tokens, x_t, level.float(), masked, weight, blocks=blocks, block_size=uniform, segments=segments
+        )
 
     def _levels(self, level: Tensor, blocks: Tensor, count: int, batch: Batch, noise: Noise) -> Tensor:
         """[B, count]: the level of each block, spread evenly from `level` [B] on over each row's `blocks` [B, 1]."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.block import Block
 from adlm.models.block_cache import FinishedBlocks
-from adlm.models.block_pass import CurrentBlock, Sites
+from adlm.models.block_pass import BlockSites, CurrentBlock
 from adlm.models.cache import Cache
 from adlm.models.derived import inference_weights
 from adlm.models.embedding import Head, check_length
@@ -141,7 +141,10 @@ class LanguageModel(nn.Module, ABC):
         if self.learned_positions:
             check_length(length, self.learned_positions)
         if blocks is None:
-            blocks = block_numbers(length, self.block_size or length, segments, tokens.device)
+            size = self.block_size or length
+            if segments is None and length % size:
+                return self._features_of_whole_blocks(tokens, clean, size - length % size, output_mask)
+            blocks = block_numbers(length, size, segments, tokens.device)
         sites = two_copies(
             tokens,
             tokens if clean is None else clean,
@@ -155,7 +158,19 @@ class LanguageModel(nn.Module, ABC):
         features = self._read_sites(sites, torch.ones_like(tokens, dtype=torch.bool))
         return features._replace(final=features.final.view(*tokens.shape, -1))
 
-    def _read_sites(self, sites: Sites, output_mask: Tensor) -> Features:
+    def _features_of_whole_blocks(
+        self, tokens: Tensor, clean: Tensor | None, missing: int, output_mask: Tensor | None
+    ) -> Features:
+        """Of rows whose last block lacks so many tokens: they are blank, as they are while a text is written."""
+        length, mask_id = tokens.shape[1], self.vocabulary.mask_id
+        tokens = F.pad(tokens, (0, missing), value=mask_id)
+        clean = None if clean is None else F.pad(clean, (0, missing), value=mask_id)
+        output_mask = None if output_mask is None else F.pad(output_mask, (0, missing), value=False)
+        features = self._features_in_blocks(tokens, clean, None, None, output_mask)
+        final = features.final if output_mask is not None else features.final[:, :length]
+        return Features(final, None if features.anchor is None else features.anchor[:, :length])
+
+    def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:
         """As `_features`, for the sites of a pass in blocks; `anchor` is [B, L, D] all the same."""
         raise ConfigError(f"{type(self).__name__} cannot read blocks", subject=type(self).__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from adlm.errors import ConfigError
-from adlm.models.block_pass import CurrentBlock, Sites
+from adlm.models.block_pass import BlockSites, CurrentBlock
 from adlm.models.cache import Cache
 from adlm.models.embedding import Embedding, Head, widened
 from adlm.models.hand_over import AnchorState, HandOver, Hidden, Logits
@@ -122,7 +122,7 @@ class TwoStage(LanguageModel):
         stage = self.anchor_stage(tokens, t, segments=segments)
         return Features(self._denoised(stage, t, segments, output_mask), stage.anchor)
 
-    def _read_sites(self, sites: Sites, output_mask: Tensor) -> Features:
+    def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:
         stage = self._sites_stage(sites)
         return Features(self._sites_denoised(stage, sites, output_mask), stage.anchor[:, : sites.length])
 
@@ -137,7 +137,7 @@ class TwoStage(LanguageModel):
         noisy = block.slots.noisy
         return BlockFeatures(final, AnchorState(*(part[:, :noisy] for part in stage)))
 
-    def _sites_stage(self, sites: Sites) -> AnchorState:
+    def _sites_stage(self, sites: BlockSites) -> AnchorState:
         """The anchor stage at all sites."""
         embedded = self.embedding.at(sites.inputs, sites.positions)
         read = embedded
@@ -145,7 +145,7 @@ class TwoStage(LanguageModel):
             read = self.embedding.at(sites.blind_inputs(self.vocabulary.mask_id), sites.positions)
         return AnchorState(embedded, *self.anchor(read, cache=sites.cache, layout=sites.layout(self.anchor)))
 
-    def _sites_denoised(self, stage: AnchorState, sites: Sites, output_mask: Tensor) -> Tensor:
+    def _sites_denoised(self, stage: AnchorState, sites: BlockSites, output_mask: Tensor) -> Tensor:
         handed_over = self.hand_over(stage, self.anchor_head)
         layout = sites.layout(self.denoiser)
         return self.denoiser(handed_over, output_mask=output_mask, cache=sites.cache, layout=layout)[1]

@@ -128,7 +128,8 @@ class Objective(ABC):
 
     def read(self, inputs: LossInputs) -> Features:
         """The model's features, `final` at the predicted positions."""
-        model, corrupted, segments = inputs.model, inputs.corrupted, inputs.batch.segments
+        model, corrupted = inputs.model, inputs.corrupted
+        segments = inputs.batch.segments if corrupted.segments is None else corrupted.segments
         if corrupted.block_size == 1 and model.shifted:
             # Left to right, for half the work.
             return model.in_blocks(1).features(corrupted.x_0, segments=segments, output_mask=corrupted.masked)

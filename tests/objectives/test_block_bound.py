@@ -128,17 +128,28 @@ def test_only_scored_positions_are_masked_and_short_blocks_weigh_as_they_should(
     frozen[:, :6] = True
     rows = batch(6, 10, valid=valid, frozen=frozen)
     corrupted = BlockMasking((4,))(rows, 4, Noise(0))
-    assert not bool((corrupted.masked & ~rows.scored).any())
+    assert not bool((corrupted.masked & frozen).any())
     second = corrupted.masked[:, 4:8].sum(-1)
     assert set(second.tolist()) <= {1, 2}  # two of its four tokens are given
     torch.testing.assert_close(corrupted.weight[:, 7], 2 / second.float())
-    assert bool((corrupted.masked[:, 8]).all())  # the only scored one of its block
 
 
-def test_documents_have_blocks_of_their_own():
+def test_padding_up_to_the_end_of_a_block_is_predicted():
+    valid = torch.ones(6, 12, dtype=torch.bool)
+    valid[:, 5:] = False
+    rows = batch(6, 12, valid=valid)
+    corrupted = BlockMasking((4,))(rows, 4, Noise(0))
+    assert bool(corrupted.masked[:, 5:8].any())
+    assert not bool(corrupted.masked[:, 8:].any())
+    assert corrupted.segments[0].tolist() == [0] * 8 + [-1] * 4
+    whole = BlockMasking((0,))(rows, 4, Noise(0))
+    assert not bool(whole.masked[:, 5:].any())
+
+
+def test_documents_that_share_a_row_are_refused():
     documents = torch.tensor([[0] * 3 + [1] * 5]).expand(6, -1)
-    corrupted = BlockMasking((4,))(batch(documents=documents), 4, Noise(0))
-    assert corrupted.blocks[0].tolist() == [0, 0, 0, 1, 1, 1, 1, 2]
+    with raises(ConfigError, subject="packing"):
+        BlockMasking((4,))(batch(documents=documents), 4, Noise(0))
 
 
 def test_sizes_are_drawn_per_row_or_taken_one_after_another():
