@@ -52,6 +52,7 @@ class LanguageModel(nn.Module, ABC):
     attention: Attention = "full"
     block_size: int = 0
     shifted: bool = False
+    blind_anchor: bool = False
     time_conditioned: bool = False
     learned_positions: int = 0
     # Models whose logits are one linear map of the features show it here, so that losses need not store logits.
@@ -66,7 +67,7 @@ class LanguageModel(nn.Module, ABC):
         if config is not None:
             self.config = config
             self.stages, self.attention = config.stages, config.attention
-            self.block_size, self.shifted = config.block_size, config.shifted
+            self.block_size, self.shifted, self.blind_anchor = config.block_size, config.shifted, config.blind_anchor
             self.time_conditioned, self.learned_positions = config.time_conditioned, config.learned_positions
 
     @property
@@ -222,7 +223,8 @@ class LanguageModel(nn.Module, ABC):
         if output_mask is None:
             inside = torch.ones(len(tokens), block.length, dtype=torch.bool, device=tokens.device)
         else:
-            inside = output_mask.gather(1, block.columns[:, : block.length].clamp_max(tokens.shape[1] - 1))
+            columns = block.columns[:, : block.length]
+            inside = F.pad(output_mask, (0, 1)).gather(1, columns.clamp_max(tokens.shape[1]))
         features = self._read_current(block, inside, stage)
         cache.lengths[slice(None) if rows is None else rows] = start
         return features
@@ -391,6 +393,7 @@ def resized(model: LanguageModel, size: int) -> LanguageModel:
     other = copy(model)
     other._modules = dict(model._modules)
     other.config, other.attention, other.block_size = config, attention, config.block_size
+    other.blind_anchor = config.blind_anchor
     for (name, stage), stack in zip(stages.items(), config.stacks, strict=True):
         seen = copy(stage)
         seen.config = stack

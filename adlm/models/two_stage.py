@@ -53,7 +53,7 @@ class TwoStageConfig(NetworkConfig):
                 fix="use the same for both, or block after causal",
                 subject="denoiser_attention",
             )
-        if self.two_towers and not isinstance(self.hand_over, Hidden):
+        if self.blind_anchor and not isinstance(self.hand_over, Hidden):
             raise ConfigError(
                 "two towers need hand_over=Hidden(): otherwise the denoiser would not see the tokens of the block",
                 subject="hand_over",
@@ -64,11 +64,6 @@ class TwoStageConfig(NetworkConfig):
         attention = self.denoiser_attention or self.anchor.attention
         denoiser = replace(self.anchor, layers=self.denoiser_layers, input_reinjection=0, attention=attention)
         return self.anchor, denoiser
-
-    @property
-    def two_towers(self) -> bool:
-        """Whether the anchor stage sees finished blocks only."""
-        return self.anchor.causal and not self.causal
 
     @property
     def learned_positions(self) -> int:
@@ -141,7 +136,7 @@ class TwoStage(LanguageModel):
         """The anchor stage at all sites."""
         embedded = self.embedding.at(sites.inputs, sites.positions)
         read = embedded
-        if self.config.two_towers:
+        if self.blind_anchor:
             read = self.embedding.at(sites.blind_inputs(self.vocabulary.mask_id), sites.positions)
         return AnchorState(embedded, *self.anchor(read, cache=sites.cache, layout=sites.layout(self.anchor)))
 
