@@ -51,6 +51,7 @@ class CurrentBlock:
         tokens: [R, L] the rows.
         start: [R] first position of the block; everything before it is finished.
         size: b; the block ends with its row.
+        first_id: the token that a shifted model reads before a row; None if it is not shifted.
         rows: [R] numbers of these rows in the cache; None for all.
     """
 
@@ -62,9 +63,10 @@ class CurrentBlock:
         cache: FinishedBlocks,
         *,
         mask_id: int,
-        shifted: bool,
+        first_id: int | None,
         rows: Tensor | None = None,
     ) -> None:
+        shifted = first_id is not None
         self.cache, self.size, self.shifted, device = cache, size, shifted, tokens.device
         row_length = tokens.shape[1]
         self.length = min(size, row_length - int(start.min()))
@@ -77,7 +79,7 @@ class CurrentBlock:
             [self.slots.index[:, :noisy], lengths[:, None] + torch.arange(clean, device=device)], 1
         )
         self.positions = self.columns
-        padded = F.pad(tokens, (1, 1), value=mask_id)
+        padded = F.pad(F.pad(tokens, (0, 1), value=mask_id), (1, 0), value=mask_id if first_id is None else first_id)
         self.inputs = padded.gather(1, (self.columns + (0 if shifted else 1)).clamp_max(row_length + 1))
         # Slots that noisy sites see: finished positions, the block, and its last token if that is known.
         end = (start + size).clamp_max(row_length)

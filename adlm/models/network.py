@@ -46,10 +46,11 @@ class NetworkConfig(ABC):
     `LanguageModel` under the same names.
     """
 
-    # Not fields: networks with two stages have a field of the first name, those made of stacks the two others.
+    # Not fields: networks with two stages have a field of the first name, those made of stacks the others.
     hand_over = cast("HandOver | None", None)
     block_size = 0
     shift = False
+    start = cast("int | None", None)
 
     @abstractmethod
     def build(self, vocabulary: Vocabulary) -> "LanguageModel":
