@@ -4,13 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adlm.convert.conversion import convert, converted
+    from adlm.convert.conversion import convert, converted, from_ar
     from adlm.convert.description import Options
     from adlm.convert.from_official import Converted
     from adlm.convert.official import to_official
     from adlm.convert.program import export_program
 
-__all__ = ["Converted", "Options", "convert", "converted", "export_program", "to_official"]
+__all__ = ["Converted", "Options", "convert", "converted", "export_program", "from_ar", "to_official"]
 
 _HOMES = {
     "Converted": "from_official",
@@ -18,6 +18,7 @@ _HOMES = {
     "convert": "conversion",
     "converted": "conversion",
     "export_program": "program",
+    "from_ar": "conversion",
     "to_official": "official",
 }
 

@@ -79,7 +79,8 @@ class Block(Deriving):
 
     h = x + gate_1 * attention(modulate_1(norm_1(x)));  out = h + gate_2 * mlp(modulate_2(norm_2(h)))
 
-    If `parallel`, the MLP reads x instead of h. A conditioning that does not follow the time is a constant and is multiplied into gains and weights, exactly.
+    If `parallel`, the MLP reads x instead of h. A conditioning that does not follow the time is a constant and is
+    multiplied into gains and weights, exactly.
     """
 
     def __init__(self, config: "StackConfig") -> None:
