@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adlm.models.stack import Stack
 
 
-class Sites(Protocol):
+class BlockSites(Protocol):
     """The sites of a pass in blocks: of `TwoCopies`, all blocks at once, or of `CurrentBlock`, one after the others.
 
     inputs: [B, S] token ids.
@@ -50,7 +50,7 @@ class CurrentBlock:
     Args:
         tokens: [R, L] the rows.
         start: [R] first position of the block; everything before it is finished.
-        size: b; the block ends with its row.
+        size: b; what lies beyond the end of a row is blank.
         first_id: the token that a shifted model reads before a row; None if it is not shifted.
         rows: [R] numbers of these rows in the cache; None for all.
     """
@@ -68,8 +68,7 @@ class CurrentBlock:
     ) -> None:
         shifted = first_id is not None
         self.cache, self.size, self.shifted, device = cache, size, shifted, tokens.device
-        row_length = tokens.shape[1]
-        self.length = min(size, row_length - int(start.min()))
+        self.length = size
         lengths = cache.lengths if rows is None else cache.lengths[rows]
         fresh = start - lengths
         clean = int(fresh.max())
@@ -80,11 +79,11 @@ class CurrentBlock:
         )
         self.positions = self.columns
         padded = F.pad(F.pad(tokens, (0, 1), value=mask_id), (1, 0), value=mask_id if first_id is None else first_id)
-        self.inputs = padded.gather(1, (self.columns + (0 if shifted else 1)).clamp_max(row_length + 1))
+        self.inputs = padded.gather(1, (self.columns + (0 if shifted else 1)).clamp_max(tokens.shape[1] + 1))
         # Slots that noisy sites see: finished positions, the block, and its last token if that is known.
-        end = (start + size).clamp_max(row_length)
+        end = start + size
         if shifted:
-            end = end + (tokens.gather(1, end[:, None] - 1)[:, 0] != mask_id)
+            end = end + (padded.gather(1, end[:, None].clamp_max(tokens.shape[1] + 1))[:, 0] != mask_id)
         self.seen = end
         self.slots.width = int(end.max())
         self.even = bool((end == end[0]).all())

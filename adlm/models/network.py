@@ -97,6 +97,11 @@ class NetworkConfig(ABC):
         return self.shift or self.causal or any(stack.causal for stack in self.stacks)
 
     @property
+    def blind_anchor(self) -> bool:
+        """Whether the anchor stage sees finished blocks only, so that it need be computed once per block."""
+        return self.stages == 2 and self.stacks[0].causal and not self.causal
+
+    @property
     def time_conditioned(self) -> bool:
         """Whether the network is told the time of each row."""
         return any(stack.timed for stack in self.stacks)
@@ -123,7 +128,8 @@ class NetworkConfig(ABC):
         return self._with_stacks(*stacks, **{name: changes[name] for name in changes.keys() & own})
 
     def check_blocks(self) -> None:
-        """Refuse a size without blocks, blocks without a size, and a shifted masked network that is told the time."""
+        """Refuse a size without blocks, blocks without a size, a start that nothing reads, and a shifted masked network
+        that is told the time."""
         if (self.block_size > 0) != (self.attention == "block"):
             raise ConfigError(
                 f"asked for block_size={self.block_size} with {self.attention} attention",
@@ -131,6 +137,8 @@ class NetworkConfig(ABC):
                 'set both block_size and attention="block", or neither',
                 subject="block_size",
             )
+        if self.start is not None and not self.shifted:
+            raise ConfigError("only shifted networks have a start: set shift=True", subject="start")
         if self.shift and self.time_conditioned and not self.causal:
             raise ConfigError("a shifted masked network cannot be told the time: set timed=False", subject="shift")
 
