@@ -9,8 +9,19 @@ if TYPE_CHECKING:
     from adlm.convert.from_official import Converted
     from adlm.convert.official import to_official
     from adlm.convert.program import export_program
+    from adlm.convert.prune import prune_vocabulary, token_counts
 
-__all__ = ["Converted", "Options", "convert", "converted", "export_program", "from_ar", "to_official"]
+__all__ = [
+    "Converted",
+    "Options",
+    "convert",
+    "converted",
+    "export_program",
+    "from_ar",
+    "prune_vocabulary",
+    "to_official",
+    "token_counts",
+]
 
 _HOMES = {
     "Converted": "from_official",
@@ -19,7 +30,9 @@ _HOMES = {
     "converted": "conversion",
     "export_program": "program",
     "from_ar": "conversion",
+    "prune_vocabulary": "prune",
     "to_official": "official",
+    "token_counts": "prune",
 }
 
 
