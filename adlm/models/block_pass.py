@@ -51,6 +51,7 @@ class CurrentBlock:
         tokens: [R, L] the rows.
         start: first position of the block of each row; everything before it is finished.
         size: b; what lies beyond the end of a row is blank.
+        first_id: the token that a shifted model reads before a row; None if it is not shifted.
         rows: numbers of these rows in the cache; None for all.
         last: shifted models have the site of the last token even if no row knows that yet.
     """
@@ -63,13 +64,14 @@ class CurrentBlock:
         cache: FinishedBlocks,
         *,
         mask_id: int,
-        shifted: bool,
+        first_id: int | None,
         rows: list[int] | None = None,
         last: bool = False,
     ) -> None:
+        shifted = first_id is not None
         self.cache, self.length, self.shifted = cache, size, shifted
         stored = cache.lengths if rows is None else [cache.lengths[row] for row in rows]
-        padded = F.pad(tokens, (1, size + 1), value=mask_id)
+        padded = F.pad(F.pad(tokens, (0, size + 1), value=mask_id), (1, 0), value=first_id or 0)
         # The number of slots that noisy sites see: finished positions, the block, and its last token if it is known.
         seen = [first + size for first in start]
         noisy = size

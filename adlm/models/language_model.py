@@ -1,7 +1,7 @@
 """The interface of every language model: features for all positions first, logits for chosen positions last.
 
 Position l of the features predicts token l, in every model. A left-to-right model therefore shifts its input by itself
-and starts from the mask token, which no text contains.
+and starts from a token that is not part of the row: the mask, which no text contains, or another of its own choice.
 """
 
 from abc import ABC, abstractmethod
@@ -52,6 +52,7 @@ class LanguageModel(nn.Module, ABC):
     attention: Attention = "full"
     block_size: int = 0
     shifted: bool = False
+    start: int | None = None
     blind_anchor: bool = False
     time_conditioned: bool = False
     learned_positions: int = 0
@@ -68,12 +69,20 @@ class LanguageModel(nn.Module, ABC):
             self.config = config
             self.stages, self.attention = config.stages, config.attention
             self.block_size, self.shifted, self.blind_anchor = config.block_size, config.shifted, config.blind_anchor
+            self.start = config.start
+            if config.start is not None and vocabulary is not None and not 0 <= config.start < vocabulary.size:
+                raise OutOfRange("start", config.start, f"a token of the {vocabulary.size}")
             self.time_conditioned, self.learned_positions = config.time_conditioned, config.learned_positions
 
     @property
     def causal(self) -> bool:
         """Whether positions see only what is to their left."""
         return self.attention == "causal"
+
+    @property
+    def start_id(self) -> int:
+        """The token that a shifted model reads before a row."""
+        return self.vocabulary.mask_id if self.start is None else self.start
 
     @property
     def cache_kind(self) -> CacheKind | None:
@@ -152,7 +161,7 @@ class LanguageModel(nn.Module, ABC):
             blocks,
             segments,
             mask_id=self.vocabulary.mask_id,
-            shifted=self.shifted,
+            start=self.start_id if self.shifted else None,
         )
         if output_mask is not None:
             return self._read_sites(sites, output_mask)
@@ -216,7 +225,7 @@ class LanguageModel(nn.Module, ABC):
             self.block_size,
             cache,
             mask_id=self.vocabulary.mask_id,
-            shifted=self.shifted,
+            first_id=self.start_id if self.shifted else None,
             rows=rows,
             last=self.stages == 2,  # whose anchor stage may be used again when the last token is known
         )
@@ -324,13 +333,13 @@ class LanguageModel(nn.Module, ABC):
         return features if every else features._replace(final=features.final.flatten(1))
 
     def cached_inputs(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """What the next positions read: these tokens, and the mask where a row or a segment begins."""
-        inputs = tokens if cache.length else F.pad(tokens, (1, 0), value=self.vocabulary.mask_id)
+        """What the next positions read: these tokens, and the start where a row or a segment begins."""
+        inputs = tokens if cache.length else F.pad(tokens, (1, 0), value=self.start_id)
         cache.check(inputs)
         segments = cache.segments_after(inputs.shape[1])
         if segments is None:
             return inputs
-        return inputs.masked_fill(starts_of(segments)[:, cache.length :], self.vocabulary.mask_id)
+        return inputs.masked_fill(starts_of(segments)[:, cache.length :], self.start_id)
 
     def embed_inputs(self, inputs: Tensor) -> Tensor:
         """[B, n] -> [B, n, D]: tokens as `extend_vectors` reads them."""
