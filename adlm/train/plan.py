@@ -27,7 +27,7 @@ from adlm.models.network import Vocabulary
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
-from adlm.train.optimizers import MuonOptimizer
+from adlm.train.muon import MuonOptimizer
 from adlm.train.run import Run
 
 # Of what matrix products alone reach on the device. Between .3 and .7 was measured (docs/log.md): less for narrow
