@@ -15,7 +15,7 @@ from adlm.models import int8
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
 from adlm.models.derived import Deriving
-from adlm.models.layers import CleanSites, Layout, Norm, ShortConvolution, attend, gelu, rotate
+from adlm.models.layers import CleanSites, Layout, Norm, ShortConvolution, attend, gelu, queries_keys_values, rotate
 
 if TYPE_CHECKING:
     from adlm.models.stack import StackConfig
@@ -182,11 +182,7 @@ class Block(Deriving):
             return self._attention_in_blocks(h, layout, layout.clean, outputs, memory)
         few = few_of(outputs.mask) if outputs is not None and self._may_leave_out_queries() else None
         if few is None:
-            qkv = self._heads(self._mapped("qkv", self.qkv, h))
-            q, k = self._rotated(qkv[:, :, :2], layout).unbind(2)
-            v = qkv[:, :, 2]
-            if torch.is_grad_enabled():
-                v = v.contiguous()  # as a view it would keep q and k before rotation in memory until the backward pass
+            q, k, v = self._queries_keys_values(h, layout)
         else:
             width = h.shape[-1]
             kv = self._heads(F.linear(h, self.qkv.weight[width:]))
@@ -194,7 +190,7 @@ class Block(Deriving):
             layout = layout.at(few.positions)
             q = self._heads(F.linear(h.take_along_dim(few.positions[:, :, None], 1), self.qkv.weight[:width]))
             q = self._rotated(q, layout)[:, :, 0]
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if memory is not None:
             assert isinstance(memory, BlockCache)
             k, v = memory.append(k, v)
@@ -219,11 +215,10 @@ class Block(Deriving):
             kv = self._heads(F.linear(h, self.qkv.weight[width:]))
             k, v = self._rotated(kv[:, :, :1], layout)[:, :, 0], kv[:, :, 1]
             q = self._rotated(q, layout.first(asking))[:, :, 0]
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         else:
-            qkv = self._heads(self._mapped("qkv", self.qkv, h))
-            q, k = self._rotated(qkv[:, :, :2], layout).unbind(2)
-            q, v = q[:, :asking], qkv[:, :, 2]
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            q, k, v = self._queries_keys_values(h, layout)
+            q = q[:, :, :asking]
         if memory is not None:
             assert isinstance(memory, SlotMemory)
             k, v = memory.place(k, v)
@@ -237,6 +232,11 @@ class Block(Deriving):
             mixed = torch.cat([mixed, read], 2)
         mixed = mixed.transpose(1, 2).flatten(2)
         return mixed if outputs is None else outputs.select(mixed)
+
+    def _queries_keys_values(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, D] -> [B, H, L, D/H] each, queries and keys as attention compares them."""
+        products = self._mapped("qkv", self.qkv, h).unflatten(-1, (-1, self.head_width))
+        return queries_keys_values(products, layout, (self.heads,) * 3, normalise=self.query_key_norm)
 
     def _mapped(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
         # Adapters (LoRA) act only where their map is called.

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Numbers that are passed over again and again before the next ones are looked at: what a core's cache holds.
-_BLOCK = 1 << 15
 # Rows of keys up to this long are attended to by plain products; beyond, kernels that never store the scores win.
 _SHORT = 256
 _SCORES = 1 << 18  # scores at a time
@@ -29,34 +27,6 @@ def by_hand(x: Tensor) -> bool:
 def short_rows(q: Tensor, k: Tensor) -> bool:
     """Whether `Attention` is faster than the kernel of the library for queries and keys [B, H, L, D/H]."""
     return by_hand(q) and k.shape[-2] <= _SHORT and q.numel() > 0
-
-
-class Gelu(torch.autograd.Function):
-    """The tanh form of GELU: x s with s = sigmoid(z), z = c (x + 0.044715 x^3), c = 2 sqrt(2 / pi).
-
-    The derivative s + x s (1 - s) z' is computed with it and kept in place of x.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        c = 2 * math.sqrt(2 / math.pi)
-        y, slope = torch.empty_like(x), torch.empty_like(x)
-        constant = torch.tensor(c, dtype=x.dtype)
-        flat = (tensor.view(-1, x.shape[-1]).split(max(1, _BLOCK // x.shape[-1])) for tensor in (x.contiguous(), y, slope))
-        for part, out, d in zip(*flat, strict=True):
-            square = part.square()
-            s = torch.add(constant, square, alpha=0.044715 * c).mul_(part).sigmoid_()
-            torch.mul(part, s, out=out)
-            torch.add(constant, square, alpha=3 * 0.044715 * c, out=d).mul_(out)
-            d.addcmul_(d, s, value=-1).add_(s)
-        ctx.save_for_backward(slope)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (slope,) = ctx.saved_tensors
-        return grad * slope
 
 
 class Convolution(torch.autograd.Function):
@@ -91,12 +61,12 @@ class Convolution(torch.autograd.Function):
 
 def _shifts(length: int, size: int, before: int) -> list[tuple[int, slice, slice]]:
     """For each neighbour but the position itself: its number k, the positions that have it, and where it is."""
-    found = []
-    for k in range(size):
-        shift = k - before
-        if shift and abs(shift) < length:
-            found.append((k, slice(max(0, -shift), length - max(0, shift)), slice(max(0, shift), length + min(0, shift))))
-    return found
+    shifts = [(k, k - before) for k in range(size)]
+    return [
+        (k, slice(max(0, -shift), length - max(0, shift)), slice(max(0, shift), length + min(0, shift)))
+        for k, shift in shifts
+        if shift and abs(shift) < length
+    ]
 
 
 def _within(x: Tensor, segments: Tensor | None, here: slice, there: slice) -> Tensor:
@@ -118,7 +88,7 @@ class Heads(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, counts: tuple[int, int, int], normalise: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         rows, length, _, width = x.shape
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         sources = x.split(counts, 2)
@@ -164,41 +134,43 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
 class Attention(torch.autograd.Function):
     """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H] without what is `hidden`, for short rows.
 
-    Scores are kept for the backward pass. They are computed some heads at a time, so that they stay in the cache.
+    Probabilities are kept for the backward pass. They are computed some heads at a time, so that they stay in the
+    cache; in float32, since that is faster than bfloat16 for so little, and scores need it.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-        scale = q.shape[-1] ** -0.5
-        flat = [x.reshape(-1, *x.shape[-2:]) for x in (q, k, v)]
+        ctx.scale, ctx.dtype = q.shape[-1] ** -0.5, q.dtype
+        # Queries are scaled, since they are fewer numbers than scores.
+        flat = [x.reshape(-1, *x.shape[-2:]).to(_wide(x)) for x in (q * ctx.scale, k, v)]
         q2, k2, v2 = flat
-        p = torch.empty(len(q2), q2.shape[1], k2.shape[1], dtype=q.dtype)
+        p = torch.empty(len(q2), q2.shape[1], k2.shape[1], dtype=q2.dtype)
         out = torch.empty_like(q2)
         mask = None if hidden is None else _each_head(hidden, q)
-        for part in _parts(p):
-            scores = torch.bmm(q2[part], k2[part].mT, out=p[part]).mul_(scale)
-            if mask is not None:
-                scores.masked_fill_(mask if mask.dim() == 2 else mask[part], -math.inf)
-            torch.softmax(scores, -1, out=scores)
-            torch.bmm(scores, v2[part], out=out[part])
+        with torch.autocast("cpu", enabled=False):
+            for part in _parts(p):
+                scores = torch.bmm(q2[part], k2[part].mT, out=p[part])
+                if mask is not None:
+                    scores.masked_fill_(mask if mask.dim() == 2 else mask[part], -math.inf)
+                torch.softmax(scores, -1, out=scores)
+                torch.bmm(scores, v2[part], out=out[part])
         ctx.save_for_backward(*flat, p)
-        ctx.scale = scale
-        return out.view(q.shape)
+        return out.view(q.shape).to(q.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, p = ctx.saved_tensors
-        g = grad.reshape(q.shape)
+        g = grad.reshape(q.shape).to(q.dtype)
         grads = [torch.empty_like(x) for x in (q, k, v)]
         for part in _parts(p):
             torch.bmm(p[part].mT, g[part], out=grads[2][part])
             slope = torch.bmm(g[part], v[part].mT)
-            slope = torch._softmax_backward_data(slope, p[part], -1, p.dtype).mul_(ctx.scale)
-            torch.bmm(slope, k[part], out=grads[0][part])
+            slope = torch._softmax_backward_data(slope, p[part], -1, p.dtype)
+            torch.bmm(slope, k[part], out=grads[0][part]).mul_(ctx.scale)
             torch.bmm(slope.mT, q[part], out=grads[1][part])
         shape = grad.shape[:2]
-        return (*(x.view(*shape, *x.shape[1:]) for x in grads), None)
+        return (*(x.view(*shape, *x.shape[1:]).to(ctx.dtype) for x in grads), None)
 
 
 def _parts(p: Tensor) -> list[slice]:

@@ -34,7 +34,9 @@ class MuonOptimizer(Optimizer):
             for matrices in _together([matrix for matrix in group["params"] if matrix.grad is not None]):
                 updates = orthogonalised([_whole(update) for update in self._nesterov(matrices, group["momentum"])])
                 if group["weight_decay"]:
-                    torch._foreach_mul_([_local(matrix) for matrix in matrices], 1 - group["lr"] * group["weight_decay"])
+                    torch._foreach_mul_(
+                        [_local(matrix) for matrix in matrices], 1 - group["lr"] * group["weight_decay"]
+                    )
                 for matrix, update in zip(matrices, updates, strict=True):
                     rows, columns = matrix.shape
                     _local(matrix).add_(_sharded_as(matrix, update), alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
@@ -53,16 +55,17 @@ class MuonOptimizer(Optimizer):
 def orthogonalised(matrices: Sequence[Tensor]) -> list[Tensor]:
     """Approximately the nearest (semi-)orthogonal matrices, by Newton-Schulz iteration; all of one shorter side.
 
-    With S = X X^T, an iteration X -> Q X has Q = a + b S + c S^2, and S -> Q S Q. So all of them can be made on S, which
-    is as small as the shorter side, and applied to X at the end. S has the squares of the singular values, for which
-    bfloat16 is too short: there X itself is iterated.
+    With S = X X^T, an iteration X -> Q X has Q = a + b S + c S^2, and S -> Q S Q. So all of them can be made on S,
+    which is as small as the shorter side, and applied to X at the end. S has the squares of the singular values, for
+    which bfloat16 is too short: there X itself is iterated.
     """
     shapes: dict[tuple[torch.Size, torch.dtype], list[int]] = defaultdict(list)
     for i, matrix in enumerate(matrices):
         shapes[matrix.shape, matrix.dtype].append(i)
     stacks = [torch.stack([matrices[i] for i in members]) for members in shapes.values()]
     done = _by_iteration(stacks) if _multiplies_bf16(matrices[0].device) else _by_gram(stacks)
-    results = {i: x for members, stack in zip(shapes.values(), done, strict=True) for i, x in zip(members, stack.unbind())}
+    order = [i for members in shapes.values() for i in members]
+    results = dict(zip(order, (x for stack in done for x in stack.unbind()), strict=True))
     return [results[i] for i in range(len(matrices))]
 
 
