@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adlm.models.stack import Stack
 
 
-class Sites(Protocol):
+class BlockSites(Protocol):
     """The sites of a pass in blocks: of `TwoCopies`, all blocks at once, or of `CurrentBlock`, one after the others.
 
     inputs: [B, S] token ids.
@@ -50,7 +50,7 @@ class CurrentBlock:
     Args:
         tokens: [R, L] the rows.
         start: [R] first position of the block; everything before it is finished.
-        size: b; the block ends with its row.
+        size: b; what lies beyond the end of a row is blank.
         rows: [R] numbers of these rows in the cache; None for all.
     """
 
@@ -66,8 +66,7 @@ class CurrentBlock:
         rows: Tensor | None = None,
     ) -> None:
         self.cache, self.size, self.shifted, device = cache, size, shifted, tokens.device
-        row_length = tokens.shape[1]
-        self.length = min(size, row_length - int(start.min()))
+        self.length = size
         lengths = cache.lengths if rows is None else cache.lengths[rows]
         fresh = start - lengths
         clean = int(fresh.max())
@@ -78,11 +77,11 @@ class CurrentBlock:
         )
         self.positions = self.columns
         padded = F.pad(tokens, (1, 1), value=mask_id)
-        self.inputs = padded.gather(1, (self.columns + (0 if shifted else 1)).clamp_max(row_length + 1))
+        self.inputs = padded.gather(1, (self.columns + (0 if shifted else 1)).clamp_max(tokens.shape[1] + 1))
         # Slots that noisy sites see: finished positions, the block, and its last token if that is known.
-        end = (start + size).clamp_max(row_length)
+        end = start + size
         if shifted:
-            end = end + (tokens.gather(1, end[:, None] - 1)[:, 0] != mask_id)
+            end = end + (padded.gather(1, end[:, None].clamp_max(tokens.shape[1] + 1))[:, 0] != mask_id)
         self.seen = end
         self.slots.width = int(end.max())
         self.even = bool((end == end[0]).all())

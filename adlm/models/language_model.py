@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.block import Block
 from adlm.models.block_cache import FinishedBlocks
-from adlm.models.block_pass import CurrentBlock, Sites
+from adlm.models.block_pass import BlockSites, CurrentBlock
 from adlm.models.cache import Cache
 from adlm.models.derived import inference_weights
 from adlm.models.embedding import Head, check_length
@@ -52,6 +52,7 @@ class LanguageModel(nn.Module, ABC):
     attention: Attention = "full"
     block_size: int = 0
     shifted: bool = False
+    blind_anchor: bool = False
     time_conditioned: bool = False
     learned_positions: int = 0
     # Models whose logits are one linear map of the features show it here, so that losses need not store logits.
@@ -66,7 +67,7 @@ class LanguageModel(nn.Module, ABC):
         if config is not None:
             self.config = config
             self.stages, self.attention = config.stages, config.attention
-            self.block_size, self.shifted = config.block_size, config.shifted
+            self.block_size, self.shifted, self.blind_anchor = config.block_size, config.shifted, config.blind_anchor
             self.time_conditioned, self.learned_positions = config.time_conditioned, config.learned_positions
 
     @property
@@ -141,7 +142,10 @@ class LanguageModel(nn.Module, ABC):
         if self.learned_positions:
             check_length(length, self.learned_positions)
         if blocks is None:
-            blocks = block_numbers(length, self.block_size or length, segments, tokens.device)
+            size = self.block_size or length
+            if segments is None and length % size:
+                return self._features_of_whole_blocks(tokens, clean, size - length % size, output_mask)
+            blocks = block_numbers(length, size, segments, tokens.device)
         sites = two_copies(
             tokens,
             tokens if clean is None else clean,
@@ -155,7 +159,19 @@ class LanguageModel(nn.Module, ABC):
         features = self._read_sites(sites, torch.ones_like(tokens, dtype=torch.bool))
         return features._replace(final=features.final.view(*tokens.shape, -1))
 
-    def _read_sites(self, sites: Sites, output_mask: Tensor) -> Features:
+    def _features_of_whole_blocks(
+        self, tokens: Tensor, clean: Tensor | None, missing: int, output_mask: Tensor | None
+    ) -> Features:
+        """Of rows whose last block lacks so many tokens: they are blank, as they are while a text is written."""
+        length, mask_id = tokens.shape[1], self.vocabulary.mask_id
+        tokens = F.pad(tokens, (0, missing), value=mask_id)
+        clean = None if clean is None else F.pad(clean, (0, missing), value=mask_id)
+        output_mask = None if output_mask is None else F.pad(output_mask, (0, missing), value=False)
+        features = self._features_in_blocks(tokens, clean, None, None, output_mask)
+        final = features.final if output_mask is not None else features.final[:, :length]
+        return Features(final, None if features.anchor is None else features.anchor[:, :length])
+
+    def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:
         """As `_features`, for the sites of a pass in blocks; `anchor` is [B, L, D] all the same."""
         raise ConfigError(f"{type(self).__name__} cannot read blocks", subject=type(self).__name__)
 
@@ -207,7 +223,8 @@ class LanguageModel(nn.Module, ABC):
         if output_mask is None:
             inside = torch.ones(len(tokens), block.length, dtype=torch.bool, device=tokens.device)
         else:
-            inside = output_mask.gather(1, block.columns[:, : block.length].clamp_max(tokens.shape[1] - 1))
+            columns = block.columns[:, : block.length]
+            inside = F.pad(output_mask, (0, 1)).gather(1, columns.clamp_max(tokens.shape[1]))
         features = self._read_current(block, inside, stage)
         cache.lengths[slice(None) if rows is None else rows] = start
         return features
@@ -376,6 +393,7 @@ def resized(model: LanguageModel, size: int) -> LanguageModel:
     other = copy(model)
     other._modules = dict(model._modules)
     other.config, other.attention, other.block_size = config, attention, config.block_size
+    other.blind_anchor = config.blind_anchor
     for (name, stage), stack in zip(stages.items(), config.stacks, strict=True):
         seen = copy(stage)
         seen.config = stack

@@ -96,6 +96,11 @@ class NetworkConfig(ABC):
         return self.shift or self.causal or any(stack.causal for stack in self.stacks)
 
     @property
+    def blind_anchor(self) -> bool:
+        """Whether the anchor stage sees finished blocks only, so that it need be computed once per block."""
+        return self.stages == 2 and self.stacks[0].causal and not self.causal
+
+    @property
     def time_conditioned(self) -> bool:
         """Whether the network is told the time of each row."""
         return any(stack.timed for stack in self.stacks)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from adlm.models.block_pass import Sites
+from adlm.models.block_pass import BlockSites
 from adlm.models.cache import Cache
 from adlm.models.embedding import Embedding, Head
 from adlm.models.language_model import LanguageModel, sigma_at
@@ -75,7 +75,7 @@ class OneStage(LanguageModel):
             tokens = shift_right(tokens, self.vocabulary.mask_id, segments)
         return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, output_mask)[1])
 
-    def _read_sites(self, sites: Sites, output_mask: Tensor) -> Features:
+    def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:
         embedded = self.embedding.at(sites.inputs, sites.positions)
         return Features(self.stack(embedded, None, None, output_mask, sites.cache, sites.layout(self.stack))[1])
 

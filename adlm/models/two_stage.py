@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from adlm.errors import ConfigError
-from adlm.models.block_pass import CurrentBlock, Sites
+from adlm.models.block_pass import BlockSites, CurrentBlock
 from adlm.models.cache import Cache
 from adlm.models.embedding import Embedding, Head, widened
 from adlm.models.hand_over import AnchorState, HandOver, Hidden, Logits
@@ -53,7 +53,7 @@ class TwoStageConfig(NetworkConfig):
                 fix="use the same for both, or block after causal",
                 subject="denoiser_attention",
             )
-        if self.two_towers and not isinstance(self.hand_over, Hidden):
+        if self.blind_anchor and not isinstance(self.hand_over, Hidden):
             raise ConfigError(
                 "two towers need hand_over=Hidden(): otherwise the denoiser would not see the tokens of the block",
                 subject="hand_over",
@@ -64,11 +64,6 @@ class TwoStageConfig(NetworkConfig):
         attention = self.denoiser_attention or self.anchor.attention
         denoiser = replace(self.anchor, layers=self.denoiser_layers, input_reinjection=0, attention=attention)
         return self.anchor, denoiser
-
-    @property
-    def two_towers(self) -> bool:
-        """Whether the anchor stage sees finished blocks only."""
-        return self.anchor.causal and not self.causal
 
     @property
     def learned_positions(self) -> int:
@@ -122,7 +117,7 @@ class TwoStage(LanguageModel):
         stage = self.anchor_stage(tokens, t, segments=segments)
         return Features(self._denoised(stage, t, segments, output_mask), stage.anchor)
 
-    def _read_sites(self, sites: Sites, output_mask: Tensor) -> Features:
+    def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:
         stage = self._sites_stage(sites)
         return Features(self._sites_denoised(stage, sites, output_mask), stage.anchor[:, : sites.length])
 
@@ -137,15 +132,15 @@ class TwoStage(LanguageModel):
         noisy = block.slots.noisy
         return BlockFeatures(final, AnchorState(*(part[:, :noisy] for part in stage)))
 
-    def _sites_stage(self, sites: Sites) -> AnchorState:
+    def _sites_stage(self, sites: BlockSites) -> AnchorState:
         """The anchor stage at all sites."""
         embedded = self.embedding.at(sites.inputs, sites.positions)
         read = embedded
-        if self.config.two_towers:
+        if self.blind_anchor:
             read = self.embedding.at(sites.blind_inputs(self.vocabulary.mask_id), sites.positions)
         return AnchorState(embedded, *self.anchor(read, cache=sites.cache, layout=sites.layout(self.anchor)))
 
-    def _sites_denoised(self, stage: AnchorState, sites: Sites, output_mask: Tensor) -> Tensor:
+    def _sites_denoised(self, stage: AnchorState, sites: BlockSites, output_mask: Tensor) -> Tensor:
         handed_over = self.hand_over(stage, self.anchor_head)
         layout = sites.layout(self.denoiser)
         return self.denoiser(handed_over, output_mask=output_mask, cache=sites.cache, layout=layout)[1]
