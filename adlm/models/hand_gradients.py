@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Rows of keys up to this long are attended to by plain products; beyond, kernels that never store the scores win.
-_SHORT = 256
+# Rows of keys up to this long are attended to by plain products; beyond, kernels that never store the scores are as
+# fast in less memory (docs/log.md).
+SHORT = 128
 _SCORES = 1 << 18  # scores at a time
 
 
@@ -26,7 +27,7 @@ def by_hand(x: Tensor) -> bool:
 
 def short_rows(q: Tensor, k: Tensor) -> bool:
     """Whether `Attention` is faster than the kernel of the library for queries and keys [B, H, L, D/H]."""
-    return by_hand(q) and k.shape[-2] <= _SHORT and q.numel() > 0
+    return by_hand(q) and k.shape[-2] <= SHORT and q.numel() > 0
 
 
 class Convolution(torch.autograd.Function):
