@@ -17,9 +17,19 @@ _MANY = 1 << 15  # numbers, from which on blocks pay
 
 def draw(logits: Tensor, bits: Tensor) -> Tensor:
     """Tokens [N] from logits [N, V] and 64 random bits [N] each."""
+    return draw_measured(logits, bits)[0]
+
+
+def draw_measured(logits: Tensor, bits: Tensor, top: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Tokens [N], and the probability [N] of each.
+
+    Args:
+        top: the largest logit of each row [N, 1], where it is known.
+    """
     if logits.device.type == "mps":  # it has no float64
-        return race(logits, bits)
-    return inverse_cdf(logits, to_uniform(bits))
+        tokens = race(logits, bits)
+        return tokens, logits.softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return _inverse_cdf(logits, to_uniform(bits), logits.amax(-1, keepdim=True) if top is None else top)
 
 
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
@@ -28,18 +38,24 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     Probabilities are as exact as the logits are; their sums are float64, so that nothing is lost in the tail. Where
     there are many, the block of tokens is found first: sums take a fifth of the time of cumulative ones.
     """
-    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    return _inverse_cdf(logits, u, logits.amax(-1, keepdim=True))[0]
+
+
+def _inverse_cdf(logits: Tensor, u: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (logits - top).exp_()
     if weights.numel() < _MANY:
         sums = weights.cumsum(-1, dtype=torch.float64)
-        return _first_above(sums, u[:, None] * sums[:, -1:])[:, 0]
-    blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
-    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    height = u[:, None] * sums[:, -1:]
-    block = _first_above(sums, height)
-    own = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
-    within = (height - sums.gather(-1, block) + own[:, -1:]).clamp_min(0)
-    # Rounded, it may reach the block's last sum, behind which there is another block.
-    return (block * _BLOCK + _first_above(own, torch.minimum(within, own[:, -1:] * (1 - 2.0**-53))))[:, 0]
+        token = _first_above(sums, u[:, None] * sums[:, -1:])
+    else:
+        blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+        sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+        height = u[:, None] * sums[:, -1:]
+        block = _first_above(sums, height)
+        own = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
+        within = (height - sums.gather(-1, block) + own[:, -1:]).clamp_min(0)
+        # Rounded, it may reach the block's last sum, behind which there is another block.
+        token = block * _BLOCK + _first_above(own, torch.minimum(within, own[:, -1:] * (1 - 2.0**-53)))
+    return token[:, 0], (weights.gather(-1, token) / sums[:, -1:])[:, 0].to(logits.dtype)
 
 
 def _first_above(sums: Tensor, height: Tensor) -> Tensor:
