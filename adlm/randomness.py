@@ -90,7 +90,10 @@ def uniform_at(
     seeds: NDArray[np.uint64] | np.uint64, sample_ids: NDArray[np.uint64], positions: NDArray[np.uint64]
 ) -> NDArray[np.float64]:
     """`bits_at` as numbers in (0, 1)."""
-    bits = bits_at(seeds, sample_ids, positions)
+    return _uniform(bits_at(seeds, sample_ids, positions))
+
+
+def _uniform(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
     return ((bits >> _12) + 0.5) * 2.0**-52
 
 
@@ -102,6 +105,8 @@ def stream(starts: Tensor, length: int) -> Tensor:
 
 def to_uniform(bits: Tensor) -> Tensor:
     """Random int64 as numbers in (0, 1), float64 (float32 on MPS)."""
+    if bits.device.type == "cpu":
+        return torch.from_numpy(_uniform(bits.numpy().view(np.uint64)))
     if bits.device.type == "mps":
         return (_shift(bits, 41).float() + 0.5) / (1 << 23)
     return (_shift(bits, 12).double() + 0.5) / (1 << 52)

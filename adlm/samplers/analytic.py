@@ -53,7 +53,7 @@ class Analytic(OnGrid):
                 self._show_surplus(state, count)
                 step += count
                 if step < end:
-                    fresh = torch.from_numpy(taken[count]).to(tokens.device)
+                    fresh = state.to_device(taken[count])
                     state.write(fresh, tokens[fresh], confidence[fresh])
                     state.show(fresh, steps=self.steps)
                     stale = fresh.any(-1, keepdim=True)

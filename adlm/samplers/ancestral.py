@@ -63,11 +63,11 @@ class OnGrid(Unmasking, ABC):
 
     def _take_steps(self, state: SamplerState, over: Grid) -> None:
         """All steps with their positions known, one after another, for a callback."""
-        device, taken = state.tokens.device, 0
+        taken = 0
         for change in changes(state, over):
             self._show_surplus(state, change.step - taken)
             taken = change.step + 1
-            fresh, remasked = (torch.from_numpy(mask).to(device) for mask in (change.fresh, change.remasked))
+            fresh, remasked = state.to_device(change.fresh), state.to_device(change.remasked)
             state.reveal(fresh, over.time[change.step].item(), change.step)
             state.remask(remasked)
             state.show(fresh, remasked, steps=self.steps)
@@ -82,9 +82,9 @@ class OnGrid(Unmasking, ABC):
     def _take_turns(self, state: SamplerState, over: Grid) -> None:
         """The same with as many rows in a pass as have something left to write."""
         for turn in turns(state, over):
-            state.remask(torch.from_numpy(turn.remasked).to(state.tokens.device))
-            told = torch.from_numpy(over.time[turn.steps]).to(state.tokens.device, torch.float32)
-            state.reveal(torch.from_numpy(turn.fresh).to(state.tokens.device), told, turn.steps)
+            if turn.remasked.any():
+                state.remask(state.to_device(turn.remasked))
+            state.reveal(state.to_device(turn.fresh), state.to_device(over.time[turn.steps]), turn.steps)
 
     def _leap(self, state: SamplerState) -> None:
         """All steps, of which only those are taken that reveal something.

@@ -43,25 +43,30 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
 
 def _inverse_cdf(logits: Tensor, u: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     weights = (logits - top).exp_()
+    token, total = crossing(weights, u[:, None])
+    return token[:, 0], (weights.gather(-1, token) / total)[:, 0].to(logits.dtype)
+
+
+def crossing(weights: Tensor, fraction: Tensor | float, *, reached: bool = False) -> tuple[Tensor, Tensor]:
+    """The first place [N, 1] at which the cumulative sum of weights [N, V] exceeds a fraction of their sum [N, 1].
+
+    Args:
+        fraction: in (0, 1); a uniform number is at most 1 - 2^-53, and that is half a last digit or more.
+        reached: the first place at which it is reached, instead.
+    """
+    wide = torch.float32 if weights.device.type == "mps" else torch.float64  # it has no float64
     if weights.numel() < _MANY:
-        sums = weights.cumsum(-1, dtype=torch.float64)
-        token = _first_above(sums, u[:, None] * sums[:, -1:])
-    else:
-        blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
-        sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-        height = u[:, None] * sums[:, -1:]
-        block = _first_above(sums, height)
-        own = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
-        within = (height - sums.gather(-1, block) + own[:, -1:]).clamp_min(0)
-        # Rounded, it may reach the block's last sum, behind which there is another block.
-        token = block * _BLOCK + _first_above(own, torch.minimum(within, own[:, -1:] * (1 - 2.0**-53)))
-    return token[:, 0], (weights.gather(-1, token) / sums[:, -1:])[:, 0].to(logits.dtype)
-
-
-def _first_above(sums: Tensor, height: Tensor) -> Tensor:
-    """[N, 1]: where cumulative sums [N, K] first exceed a height [N, 1], which is below the last: a uniform number is
-    at most 1 - 2^-53, and that is half a last digit or more."""
-    return torch.searchsorted(sums, height, right=True)
+        sums = weights.cumsum(-1, dtype=wide)
+        return torch.searchsorted(sums, fraction * sums[:, -1:], right=not reached), sums[:, -1:]
+    blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    sums = blocks.sum(-1, dtype=wide).cumsum(-1)
+    height = fraction * sums[:, -1:]
+    block = torch.searchsorted(sums, height, right=not reached)
+    own = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=wide)
+    within = (height - sums.gather(-1, block) + own[:, -1:]).clamp_min(0)
+    # Rounded, it may reach the block's last sum, behind which there is another block.
+    within = torch.minimum(within, own[:, -1:] * (1 - torch.finfo(wide).eps / 2))
+    return block * _BLOCK + torch.searchsorted(own, within, right=not reached), sums[:, -1:]
 
 
 def race(logits: Tensor, bits: Tensor) -> Tensor:

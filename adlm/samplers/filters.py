@@ -15,9 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
-
-
-_TOP = 256  # of the likeliest tokens, which top-p looks at first
+from adlm.samplers.draw import crossing
 
 
 class Sites(NamedTuple):
@@ -85,24 +83,12 @@ class TopP(Filter):
         _check(0 < self.p <= 1, "top_p", self.p, "more than 0 and at most 1")
 
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
-        size = logits.shape[-1]
         if self.p == 1:
             return logits
-        wide = torch.float32 if logits.device.type == "mps" else torch.float64  # it has no float64
-        most = logits.amax(-1, keepdim=True)
-        total = (logits - most).exp_().sum(-1, keepdim=True, dtype=wide)
-        ranked, top = _descending(logits), _TOP
-        while True:
-            # Exponentials and sums of a whole vocabulary cost more than sorting it, and its top is nearly always enough.
-            cumulative = (ranked[:, :top].to(wide) - most).exp_().cumsum(-1) / total
-            if top >= size or bool((cumulative[:, -1] > self.p).all()):
-                break
-            top *= 8
-        if self.keep_crossing:
-            count = (cumulative[:, :-1] < self.p).sum(-1, keepdim=True) + 1
-        else:
-            count = (cumulative <= self.p).sum(-1, keepdim=True).clamp_min(1)
-        return _likeliest(logits, ranked, count)
+        ranked = _descending(logits)
+        place, _ = crossing((ranked - ranked[:, :1]).exp_(), self.p, reached=self.keep_crossing)
+        count = place + 1 if self.keep_crossing else place.clamp_min(1)
+        return _likeliest(logits, ranked, count.clamp_max(logits.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -173,8 +159,7 @@ class Forced(Filter):
 def check_finite(top: Tensor, sites: Sites) -> None:
     """Refuse what the network gave where its largest logits [N, 1] are nonsense; before the filters, which could hide
     it."""
-    wrong = ~top.isfinite()  # nan is the largest of all
-    if bool(wrong.any()):
+    if (wrong := _not_finite(top)) is not None:
         fix = "check its weights: adlm.load reads them as they are"
         raise ConfigError(_asked(wrong, sites), "the model's logits are not finite", fix, subject="logits")
 
@@ -182,12 +167,19 @@ def check_finite(top: Tensor, sites: Sites) -> None:
 def check_drawable(logits: Tensor, top: Tensor, sites: Sites, filters: Sequence[Filter], mask_id: int) -> None:
     """Refuse to draw from logits [N, V], whose largest are `top` [N, 1], where filters or constraints have left nothing,
     or the mask."""
-    wrong = ~top.isfinite()
-    if bool(wrong.any()):
+    if (wrong := _not_finite(top)) is not None:
         names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
         raise ConfigError(_asked(wrong, sites), f"no token is left by {names}", "allow more", subject=names)
-    if bool((logits[:, mask_id] > -math.inf).any()):
+    if len(logits) and logits[:, mask_id].amax().item() > -math.inf:
         raise ConfigError(f"the mask token {mask_id} cannot be forced", subject="Forced.token")
+
+
+def _not_finite(top: Tensor) -> Tensor | None:
+    """[N, 1] bool, or None if all are finite, as the sum of finite numbers nearly always says alone."""
+    if math.isfinite(top.sum().item()):
+        return None
+    wrong = ~top.isfinite()
+    return wrong if bool(wrong.any()) else None
 
 
 def _asked(wrong: Tensor, sites: Sites) -> str:

@@ -6,7 +6,7 @@ belongs to its row, position and step alone.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -146,13 +146,19 @@ class SamplerState:
 
     def uniform(self, *name: Name) -> Tensor:
         """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the position."""
-        u = torch.from_numpy(uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions))
-        return u.to(self.tokens.device, torch.float32 if self.tokens.device.type == "mps" else None)
+        return self.to_device(uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions))
 
     def uniforms(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
         """[steps, B, L] on the host: `uniform(name, step)` of each."""
         seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
         return uniform_at(seeds[:, None, None], self._ids[:, None], self._positions)
+
+    def to_device(self, values: NDArray[Any]) -> Tensor:
+        """What was found on the host, beside the tokens."""
+        found, device = torch.from_numpy(values), self.tokens.device
+        if device.type == "cpu":
+            return found
+        return (found.float() if device.type == "mps" and found.is_floating_point() else found).to(device)
 
     def predict(
         self, where: Tensor, t: float | Tensor, *name: Name, measure: Measure = confidence
@@ -199,7 +205,8 @@ class SamplerState:
 
     def write(self, where: Tensor, tokens: Tensor, confidence: Tensor) -> None:
         """Write tokens [N] at `where`, drawn with these probabilities [N]."""
-        self.tokens[where], self.confidence[where] = tokens, confidence.to(self.confidence.dtype)
+        at = where.nonzero(as_tuple=True)
+        self.tokens[at], self.confidence[at] = tokens, confidence.to(self.confidence.dtype)
 
     def remask(self, where: Tensor) -> None:
         """Make `where` blank again."""
@@ -235,7 +242,7 @@ class SamplerState:
         """[N]: the random bits of one token each."""
         rows, seeds = row.cpu().numpy(), self._seeds(("token", *name))
         at = bits_at(seeds if len(seeds) == 1 else seeds[rows], self._ids[rows], position.cpu().numpy().view(np.uint64))
-        return torch.from_numpy(at.view(np.int64)).to(row.device)
+        return self.to_device(at.view(np.int64))
 
     def _predicted(self, final: Tensor, sites: Sites, bits: Tensor) -> Prediction:
         raw = logits = self.network.logits(final)
@@ -283,7 +290,9 @@ class SamplerState:
         assert self._stage is not None
         return AnchorState(*(part[rows] for part in self._stage))
 
-    def _times(self, rows: Tensor, t: float | Tensor) -> Tensor:
+    def _times(self, rows: Tensor, t: float | Tensor) -> Tensor | None:
+        if not self.network.time_conditioned:
+            return None
         if isinstance(t, Tensor):
             return t[rows].float()
         return torch.full((int(rows.sum()),), t, device=rows.device)
