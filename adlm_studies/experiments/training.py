@@ -44,6 +44,16 @@ class TrainAndScore(StudyWork):
     others: tuple[str, ...] = ()
     texts: int = 3
 
+    @property
+    def cost(self) -> float:
+        """Passes of a token through a layer. Bounds take several passes, and so do texts of masked models."""
+        train, network = self.run.train, self.run.network
+        length = self.run.data.packing.length if isinstance(self.run.data, Corpus) else 1
+        passes = 3 * train.tokens_per_step * train.steps
+        if not network.causal:
+            passes += length * (self.draws * self.rows * (1 + len(self.others)) + length * self.texts)
+        return float(passes * sum(network.layers))
+
     def execute(self, context: StepContext) -> dict[str, Any]:
         run, corpus = self.run, self.run.data
         if not isinstance(corpus, Corpus):
