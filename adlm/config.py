@@ -51,6 +51,9 @@ def renamed(data: Any) -> Any:
     if not isinstance(kind, str):
         return {key: renamed(value) for key, value in data.items()}
     kind = registry.current_kind(kind)
+    if kind == "StackConfig" and "causal" in data:
+        causal = data["causal"]
+        data = {"attention": "causal" if causal else "full", **{k: v for k, v in data.items() if k != "causal"}}
     names = _OLD_FIELDS.get(kind, {})
     found = {names.get(key, key) if names.get(key) not in data else key: renamed(value) for key, value in data.items()}
     return {**found, "kind": kind}

@@ -61,6 +61,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
     },
     "corruption": {
         **_in("adlm.diffusion.corruption", "UniformMasking", "CountMasking", "AnchoredMasking"),
+        **_in("adlm.diffusion.blocks", "BlockMasking"),
         **_in("adlm.samplers.hole_lengths", "ContextMasking"),
     },
     "data": {

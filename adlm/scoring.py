@@ -62,10 +62,6 @@ def _inside(span: Span, text: str, rows: RowFormat, length: int) -> Tensor:
     if not 0 <= first < after <= len(text):
         raise OutOfRange("span", span, f"within the text: 0 <= first < after <= {len(text)}")
     inside = torch.tensor([start < after and end > first for start, end in rows.tokenizer.offsets(text)])
-    if rows.causal and not inside[-1]:
-        raise ConfigError(
-            "a left-to-right model cannot score a span given what follows it",
-            fix="cut the text after the span, or use a masked model",
-            subject="span",
-        )
+    if not inside[-1]:
+        rows.check_right("what follows a span", "span")
     return F.pad(inside, (len(rows.begin), length - len(rows.begin) - len(inside)))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from huggingface_hub import HfApi, ModelCard, ModelHubMixin
@@ -43,7 +43,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         self.network: Final = network
         self.config: Final = config
         self.tokenizer: Final = tokenizer
-        self.rows: Final = RowFormat(config.packing, tokenizer, causal=network.causal)
+        self.rows: Final = RowFormat(config.packing, tokenizer, network.attention)
 
     def save(self, folder: str | Path, *, facts: Facts | None = None) -> None:
         """Write a folder that `adlm.load` reads, replacing the model in it if there is one.
@@ -131,7 +131,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             own = dict(self.config.sampling)
             sampler = own.pop("sampler", None)
             given = canonical(own) | given
-        if "block_size" in given:
+        if "block_size" in given and not self.network.reads_blocks:
             given.setdefault("window", self.config.packing.length)
         return sampler_for(self.network, sampler, given)
 
@@ -191,8 +191,29 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         n, limit = _count(given.pop("n", 1)), given.pop("max_new_tokens", None)
         chosen = self.sampler(sampler, **given)
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        rows = [self.prompt_row(each, suffix=suffix, max_new_tokens=limit, sampler=chosen) for each in prompts]
-        return self._texts(rows, n, seed, chosen, on_step, stop=stop)
+        model = self.read_by(chosen)
+        rows = [model.prompt_row(each, suffix=suffix, max_new_tokens=limit, sampler=chosen) for each in prompts]
+        return model._texts(rows, n, seed, chosen, on_step, stop=stop)
+
+    def read_by(self, sampler: Sampler) -> "TextModel":
+        """The model as a sampler reads it: in blocks of its size, from left to right, or whole rows at once."""
+        network = cast("LanguageModel", sampler.suited(self.network)[1])
+        return self if network is self.network else TextModel(network, self.config, self.tokenizer)
+
+    def in_blocks(self, size: int) -> "TextModel":
+        """The same weights, read in blocks of `size` tokens: 1 is left to right, 0 sees whole rows at once.
+
+        A model does well at the sizes it was trained with.
+        """
+        return TextModel(self.network.in_blocks(size), self.config, self.tokenizer)
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """The sizes of blocks that the model was trained to read; 0 is the whole row."""
+        if not self.network.reads_blocks:
+            return ()
+        masking = ((self.config.run or {}).get("objective") or {}).get("corruption") or {}
+        return tuple(masking.get("sizes", (self.network.block_size,)))
 
     def prompt_row(
         self, prompt: str, *, suffix: str = "", max_new_tokens: int | None = None, sampler: Sampler | None = None
@@ -239,8 +260,13 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         **options: object,
     ) -> Iterator[str]:
         """As `infill`, one text after another: memory does not grow with `n`."""
-        row = self.infill_row(text, seed=seed, constraints=constraints)
-        return self._texts([row], _count(n), seed, self.sampler(sampler, **options), on_step)
+        chosen = self.sampler(sampler, **options)
+        model = self.read_by(chosen)
+        if model.rows.attention == "block" and 0 in self.block_sizes:
+            model = self.in_blocks(0)
+            chosen = chosen.inner if isinstance(chosen, Blocks) else chosen
+        row = model.infill_row(text, seed=seed, constraints=constraints)
+        return model._texts([row], _count(n), seed, chosen, on_step)
 
     def infill_row(self, text: str, *, seed: int = 0, constraints: Sequence[Wording | None] | None = None) -> TextRow:
         """The row in which the holes of a text are blank, their lengths chosen."""
@@ -313,7 +339,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             # Masked models see the length of a row, so those of one length share a canvas.
             groups: dict[int, list[int]] = {}
             for i, (row, _) in enumerate(block):
-                groups.setdefault(0 if self.network.causal else len(row.tokens), []).append(i)
+                groups.setdefault(0 if self.rows.one_way else len(row.tokens), []).append(i)
             for group in groups.values():
                 canvas = self.rows.canvas([block[i] for i in group])
                 filled = self.fill(canvas, sampler=sampler, seed=seed, on_step=on_step, stop=end).tokens.tolist()

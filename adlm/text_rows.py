@@ -9,6 +9,7 @@ import torch
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, OutOfRange
+from adlm.models.stack import Attention
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Constraint, Language
 from adlm.samplers.holes import Template
@@ -34,11 +35,27 @@ class TextRow(NamedTuple):
 class RowFormat:
     """What the rows of a model look like."""
 
-    def __init__(self, packing: Packing, tokenizer: Tokenizer, *, causal: bool) -> None:
-        self.packing, self.tokenizer, self.causal = packing, tokenizer, causal
+    def __init__(self, packing: Packing, tokenizer: Tokenizer, attention: Attention) -> None:
+        self.packing, self.tokenizer, self.attention = packing, tokenizer, attention
         self.begin, self.end = packing.frame(tokenizer.roles)
         # Padding that a model had to predict, or rows that were always full: it knows no shorter rows.
-        self.always_full = not causal and (packing.padding_counts or not packing.pads)
+        self.always_full = attention == "full" and (packing.padding_counts or not packing.pads)
+
+    @property
+    def one_way(self) -> bool:
+        """Whether the model writes from left to right, in blocks or token by token: then rows may be of any length."""
+        return self.attention != "full"
+
+    def check_right(self, what: str, subject: str) -> None:
+        """Refuse a text to the right of blanks, if the model does not see it."""
+        if self.attention == "causal":
+            raise ConfigError(f"a left-to-right model does not see {what}", fix="use a masked model", subject=subject)
+        if self.attention == "block":
+            raise ConfigError(
+                f"a model that writes in blocks does not see {what}: only what is within the block",
+                fix="use a masked model, or give block_size=0 if the model was trained to read whole rows too",
+                subject=subject,
+            )
 
     def finished(self, ids: Sequence[int]) -> tuple[list[int], list[bool]]:
         """A finished text as in training, and which of its tokens count."""
@@ -68,8 +85,8 @@ class RowFormat:
         """
         roles = self.tokenizer.roles
         ids, after = (self.tokenizer.encode_known(text).tolist() for text in (prompt, suffix))
-        if suffix and self.causal:
-            raise ConfigError("a left-to-right model does not see a suffix", fix="use a masked model", subject="suffix")
+        if suffix:
+            self.check_right("a suffix", "suffix")
         room = self.room(ids, after)
         if limit is None:
             self.finished([*ids, *after])
@@ -80,7 +97,7 @@ class RowFormat:
             limit = room
         elif limit < 1:
             raise OutOfRange("max_new_tokens", limit, "at least 1")
-        elif limit > room and not self.causal and (after or not windowed):
+        elif limit > room and not self.one_way and (after or not windowed):
             raise ConfigError(
                 f"asked for {limit} new tokens after a prompt of {len(ids)}",
                 f"the model's rows have room for {max(room, 0)} more",
@@ -97,12 +114,8 @@ class RowFormat:
     def infilling(self, template: Template, lengths: Sequence[int]) -> TextRow:
         """The row of a text with holes of these lengths."""
         row, counts = self.finished(template.ids(lengths, self.tokenizer.mask_id))
-        if self.causal and any(template.parts[1:]):
-            raise ConfigError(
-                "a left-to-right model does not see what follows a hole",
-                fix="use a masked model, or end the text with the hole",
-                subject="text",
-            )
+        if any(template.parts[1:]):
+            self.check_right("what follows a hole", "text")
         # Padding that does not count was never shown to the model.
         row = row[: sum(counts)]
         return TextRow(row, len(self.begin), len(row), holes=template.spans(lengths, offset=len(self.begin)))
@@ -111,19 +124,17 @@ class RowFormat:
         """The row of a canvas: ids that stay, the mask where something is to be written."""
         row, mask_id = list(tokens), self.tokenizer.mask_id
         first = row.index(mask_id) if mask_id in row else len(row)
-        if self.causal and any(token != mask_id for token in row[first:]):
-            raise ConfigError(
-                "a left-to-right model does not see what follows a blank",
-                fix="use a masked model, or leave blanks at the end alone",
-                subject="canvas",
-            )
+        if any(token != mask_id for token in row[first:]):
+            self.check_right("what follows a blank", "canvas")
         start = len(self.begin) if row[: len(self.begin)] == self.begin else 0
         return TextRow(self._full(row, mask_id), start, len(row))
 
     def canvas(self, samples: Sequence[tuple[TextRow, int]]) -> Canvas:
         """One row per sample: (row, its number among those of the row). Shorter rows are filled up at the end."""
         length, roles = max(len(row.tokens) for row, _ in samples), self.tokenizer.roles
-        tokens = torch.tensor([[*row.tokens, *[roles.eos_id] * (length - len(row.tokens))] for row, _ in samples])
+        # Beyond a row its block is blank, as if the row were alone.
+        filler = roles.mask_id if self.attention == "block" else roles.eos_id
+        tokens = torch.tensor([[*row.tokens, *[filler] * (length - len(row.tokens))] for row, _ in samples])
         position = torch.arange(length)
         start, end = (torch.tensor([[getattr(row, name)] for row, _ in samples]) for name in ("start", "end"))
         frozen = (tokens != roles.mask_id) | (position < start) | (position >= end)

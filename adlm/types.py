@@ -83,7 +83,8 @@ class Corrupted(NamedTuple):
     """A batch after the forward process: x_0 and x_t [B, L], t [B], masked [B, L] bool.
 
     `weight` [B, 1] or [B, L] is the weight of -log p at masked positions. `rates` [V] is given if tokens of different
-    types vanish at different rates (`AnchoredMasking`).
+    types vanish at different rates (`AnchoredMasking`). `blocks` [B, L] numbers the blocks of block diffusion, and
+    `block_size` is their size if all rows have the same; `segments` [B, L] takes the place of the batch's.
     """
 
     x_0: Tensor
@@ -92,6 +93,9 @@ class Corrupted(NamedTuple):
     masked: Tensor
     weight: Tensor
     rates: Tensor | None = None
+    blocks: Tensor | None = None
+    block_size: int | None = None
+    segments: Tensor | None = None
 
 
 class LossTerms(NamedTuple):

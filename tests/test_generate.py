@@ -25,7 +25,7 @@ ROWS = [Wrapped(12), Wrapped(12, framed=True), Padded(12, predict_padding=True),
 
 
 def built(causal=False, rows=ROWS[0], positions=0):
-    stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
+    stack = StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full")
     network = OneStageConfig(stack, positions=positions)
     config = ModelConfig(network, Vocabulary(TOKENIZER.vocab_size, MASK), rows)
     torch.manual_seed(0)

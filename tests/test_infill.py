@@ -23,7 +23,7 @@ ROWS = [Wrapped(16), Wrapped(16, framed=True), Padded(16, predict_padding=True),
 
 
 def network_model(tokenizer, rows, *, causal=False):
-    stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
+    stack = StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full")
     config = ModelConfig(OneStageConfig(stack), Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), rows)
     torch.manual_seed(0)
     network = config.build().eval()

@@ -27,7 +27,7 @@ TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
 )
 def model(request):
     causal, rows = request.param
-    stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
+    stack = StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full")
     config = ModelConfig(OneStageConfig(stack), Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id), rows)
     torch.manual_seed(0)
     network = config.build().eval()

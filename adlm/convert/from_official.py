@@ -203,7 +203,7 @@ def _config(
         layers=layers["backbone"],
         mlp_ratio=_rows_of(weights, "backbone.blocks.0.mlp.0.weight") // width,
         dropout=description.dropout or 0.0,
-        causal=causal,
+        attention="causal" if causal else "full",
         condition=condition,
         timed=bool(timed) and not causal,
     )

@@ -143,7 +143,7 @@ def _official(stack: StackConfig) -> StackConfig:
         heads=stack.heads,
         layers=stack.layers,
         dropout=stack.dropout,
-        causal=stack.causal,
+        attention=stack.attention,
         condition=stack.condition,
         timed=stack.timed,
     )

@@ -29,7 +29,8 @@ class Corruption(ABC):
 
     times: Times = field(default_factory=LowDiscrepancyTimes, kw_only=True)
 
-    def __call__(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+    def __call__(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
+        """Corrupt at levels drawn for the rows; `progress` is the fraction of the run that is done."""
         return self.at(self.times.levels(batch.sample_id, noise.fork("time")), batch, mask_id, noise)
 
     @abstractmethod

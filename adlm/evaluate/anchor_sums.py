@@ -184,7 +184,7 @@ class AnchorNumbers:
     def _corrupted(self, level: float, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         rates = torch.full((len(batch.tokens),), level, device=batch.tokens.device)
         mask_id = self.model.vocabulary.mask_id
-        _, x_t, t, masked, _, _ = CountMasking().at(rates, batch, mask_id, self._noise(level))
+        _, x_t, t, masked, *_ = CountMasking().at(rates, batch, mask_id, self._noise(level))
         return x_t, masked, t if self.model.time_conditioned else None
 
     def _sampled_stage(self, number: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from adlm.data.tokenizer import Roles, Tokenizer
 from adlm.diffusion.schedule import LogLinear
 from adlm.errors import DataError, ModelError, OutOfRange
 from adlm.models.language_model import LanguageModel
+from adlm.models.two_copies import block_numbers
 from adlm.objectives.bound import enumerated_nats, position_nats
 from adlm.randomness import Noise
 from adlm.types import Batch
@@ -198,9 +199,12 @@ def _left_to_right(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor]:
 def _surest_first(model: LanguageModel, batch: Batch) -> Tensor:
     """[B] bool: whether writing the likeliest token where the model is surest, one at a time, gives the continuation.
 
-    A row is left as soon as a token is another; until then what was written is what the continuation has there.
+    A row is left as soon as a token is another; until then what was written is what the continuation has there. Block
+    diffusion writes one block after another.
     """
     blank, segments = batch.scored.clone(), batch.segments
+    length = blank.shape[1]
+    blocks = block_numbers(length, model.block_size or length, segments, blank.device).expand_as(blank)
     tokens = batch.tokens.masked_fill(blank, model.vocabulary.mask_id)
     right = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
     while bool((open_ := right & blank.any(-1)).any()):
@@ -208,11 +212,13 @@ def _surest_first(model: LanguageModel, batch: Batch) -> Tensor:
         masked = (tokens[rows] == model.vocabulary.mask_id) & batch.valid[rows]
         t = LogLinear().inverse(1 - masked.sum(-1) / batch.valid[rows].sum(-1)).clamp(0, 1)
         here = None if segments is None else segments[rows]
-        hidden = model.features(tokens[rows], t, segments=here, output_mask=blank[rows]).final
-        best, _, surest = _predictions(model, hidden, batch.tokens[rows][blank[rows]])
-        score = torch.full(masked.shape, -math.inf, device=tokens.device).masked_scatter(blank[rows], surest.float())
+        number = blocks[rows]
+        current = blank[rows] & (number == number.masked_fill(~blank[rows], length).amin(-1, keepdim=True))
+        hidden = model.features(tokens[rows], t, segments=here, output_mask=current).final
+        best, _, surest = _predictions(model, hidden, batch.tokens[rows][current])
+        score = torch.full(masked.shape, -math.inf, device=tokens.device).masked_scatter(current, surest.float())
         position = (score >= score.amax(-1, keepdim=True) - _TIE).long().argmax(-1)
-        written = torch.zeros_like(tokens[rows]).masked_scatter(blank[rows], best).gather(-1, position[:, None])[:, 0]
+        written = torch.zeros_like(tokens[rows]).masked_scatter(current, best).gather(-1, position[:, None])[:, 0]
         right[rows] = written == batch.tokens[rows, position]
         tokens[rows, position], blank[rows, position] = written, False
     return right

@@ -19,6 +19,7 @@ from adlm.evaluate.protocols import Protocol, described, protocol_named
 from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.statistics import paired, ratio
 from adlm.models.language_model import LanguageModel
+from adlm.objectives.bound import clean_objective
 from adlm.objectives.likelihood import AGREEING, draws_of, estimator, exp, row_scorer
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.text_model import TextModel
@@ -193,10 +194,12 @@ def score_items(
 def own_objective(model: TextModel) -> Objective:
     """SEDD and D3PM have bounds of their own; other models the exact likelihood, or the bound of least variance."""
     run = model.config.run or {}
+    if model.network.attention == "block":
+        return clean_objective(model.network)  # in blocks of the size that is asked for, whatever was trained
     if "objective" in run and not model.network.causal:
         trained = from_json(Objective, run["objective"], where="config.run.objective")  # type: ignore[type-abstract]
         return trained.for_validation()
-    return estimator("exact" if model.network.causal else "counts", model.network)
+    return clean_objective(model.network)
 
 
 def _uncropped(packing: Packing) -> Packing:
@@ -223,7 +226,8 @@ def _objectives(name: str | None, model: TextModel) -> Mapping[str, Objective]:
         objective = own_objective(model)
         return {"exact" if isinstance(objective, CrossEntropy) else "bound": objective}
     if name == "all":
-        return {each: estimator(each, model.network) for each in AGREEING}
+        names = ["counts"] if model.network.attention == "block" else AGREEING
+        return {each: estimator(each, model.network) for each in names}
     return {name: estimator(name, model.network)}
 
 

@@ -58,12 +58,17 @@ class AdlmConfig(PretrainedConfig):
 
     @property
     def causal(self) -> bool:
-        return bool(self.stack["causal"])
+        return _is_causal(self.stack)
 
     @property
     def full_rows(self) -> bool:
         """Whether the model has only seen full rows, so that blanks have to follow a text that ends early."""
         return self.packing["kind"] == "Wrapped" or bool(self.packing.get("predict_padding"))
+
+
+def _is_causal(stack: dict[str, Any]) -> bool:
+    # Version 0.1 stored a flag.
+    return bool(stack["causal"] if "causal" in stack else stack["attention"] == "causal")
 
 
 class _Layout(NamedTuple):
@@ -100,7 +105,7 @@ class _Convolution(nn.Module):
     def __init__(self, stack: dict[str, Any], layer: int) -> None:
         super().__init__()
         self.size, self.layer = stack["convolution"], layer
-        self.before = self.size - 1 if stack["causal"] else self.size // 2
+        self.before = self.size - 1 if _is_causal(stack) else self.size // 2
         self.weight = nn.Parameter(torch.zeros(self.size, stack["width"]))
 
     def forward(self, x: Tensor, layout: _Layout) -> Tensor:

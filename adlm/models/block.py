@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.models import int8
+from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
 from adlm.models.derived import Deriving
-from adlm.models.layers import Layout, Norm, ShortConvolution, attend, gelu, rotate
+from adlm.models.layers import CleanSites, Layout, Norm, ShortConvolution, attend, gelu, rotate
 
 if TYPE_CHECKING:
     from adlm.models.stack import StackConfig
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 class Outputs(NamedTuple):
     """The positions at which a pass has to give a result: `mask` [B, L] bool, and their flat numbers `flat` [N].
 
-    The numbers are found once per pass, since an accelerator has to be waited for.
+    The numbers are found once per pass, since an accelerator has to be waited for. A pass may have further sites after
+    the L positions (see `two_copies`); they give no result.
     """
 
     mask: Tensor
@@ -35,7 +37,7 @@ class Outputs(NamedTuple):
 
     def select(self, x: Tensor) -> Tensor:
         """[B, L, D] -> [N, D]"""
-        return x.flatten(0, 1).index_select(0, self.flat)
+        return x[:, : self.mask.shape[1]].flatten(0, 1).index_select(0, self.flat)
 
     def select_rows(self, x: Tensor) -> Tensor:
         """[B, D] -> [N, D]: what belongs to the row of each position."""
@@ -86,7 +88,7 @@ class Block(Deriving):
         self.dropout, self.time_conditioned, self.int8 = config.dropout, config.timed, False
         self.norm_1, self.norm_2 = Norm(width), Norm(width)
         size = config.convolution
-        self.convolution = ShortConvolution(width, size, causal=config.causal) if size else None
+        self.convolution = ShortConvolution(width, size) if size else None
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         self.up = nn.Linear(width, hidden)
@@ -107,7 +109,7 @@ class Block(Deriving):
         layout: Layout,
         condition: Tensor | None,
         outputs: Outputs | None = None,
-        memory: BlockCache | None = None,
+        memory: BlockCache | SlotMemory | None = None,
     ) -> Tensor:
         """x [B, L, D] -> [B, L, D], or [N, D] at `outputs`.
 
@@ -127,7 +129,12 @@ class Block(Deriving):
         return x + self._drop(self._product("down", self._expanded(h), w.down, w.down_bias))
 
     def _modulated(
-        self, x: Tensor, layout: Layout, condition: Tensor | None, outputs: Outputs | None, memory: BlockCache | None
+        self,
+        x: Tensor,
+        layout: Layout,
+        condition: Tensor | None,
+        outputs: Outputs | None,
+        memory: BlockCache | SlotMemory | None,
     ) -> Tensor:
         assert self.modulation is not None
         modulation = self.modulation(condition)
@@ -166,11 +173,13 @@ class Block(Deriving):
         return gelu(self._mapped("up", self.up, h))
 
     def _attention(
-        self, h: Tensor, layout: Layout, outputs: Outputs | None = None, memory: BlockCache | None = None
+        self, h: Tensor, layout: Layout, outputs: Outputs | None = None, memory: BlockCache | SlotMemory | None = None
     ) -> Tensor:
         """What the heads gather, side by side, before the output map: [B, L, D], or [N, D] at `outputs`."""
         if self.convolution is not None:
-            h = self.convolution(h, layout.segments, memory)
+            h = self.convolution(h, layout, memory)
+        if layout.clean is not None:
+            return self._attention_in_blocks(h, layout, layout.clean, outputs, memory)
         few = few_of(outputs.mask) if outputs is not None and self._may_leave_out_queries() else None
         if few is None:
             qkv = self._heads(self._mapped("qkv", self.qkv, h))
@@ -187,11 +196,47 @@ class Block(Deriving):
             q = self._rotated(q, layout)[:, :, 0]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if memory is not None:
+            assert isinstance(memory, BlockCache)
             k, v = memory.append(k, v)
         mixed = attend(q, k, v, causal=layout.causal, hidden=layout.hidden).transpose(1, 2).flatten(2)
         if outputs is None:
             return mixed
         return outputs.select(mixed) if few is None else mixed[few.meant]
+
+    def _attention_in_blocks(
+        self,
+        h: Tensor,
+        layout: Layout,
+        clean: CleanSites,
+        outputs: Outputs | None,
+        memory: BlockCache | SlotMemory | None,
+    ) -> Tensor:
+        """As `_attention`, for noisy sites and the clean ones after them. At the end, clean ones are only seen."""
+        asking = h.shape[1] if outputs is None else outputs.mask.shape[1]
+        if asking < h.shape[1] and isinstance(self.qkv, nn.Linear):
+            width = h.shape[-1]
+            q = self._heads(F.linear(h[:, :asking], self.qkv.weight[:width]))
+            kv = self._heads(F.linear(h, self.qkv.weight[width:]))
+            k, v = self._rotated(kv[:, :, :1], layout)[:, :, 0], kv[:, :, 1]
+            q = self._rotated(q, layout.first(asking))[:, :, 0]
+        else:
+            qkv = self._heads(self._mapped("qkv", self.qkv, h))
+            q, k = self._rotated(qkv[:, :, :2], layout).unbind(2)
+            q, v = q[:, :asking], qkv[:, :, 2]
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if memory is not None:
+            assert isinstance(memory, SlotMemory)
+            k, v = memory.place(k, v)
+        noisy = min(clean.first, asking)
+        hidden = None if layout.hidden is None else layout.hidden[..., :noisy, :]
+        mixed = attend(q[:, :, :noisy], k, v, causal=False, hidden=hidden)
+        if asking > noisy:
+            seen = slice(0 if memory is not None else noisy, None)
+            causal = clean.hidden is None
+            read = attend(q[:, :, noisy:], k[:, :, seen], v[:, :, seen], causal=causal, hidden=clean.hidden)
+            mixed = torch.cat([mixed, read], 2)
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return mixed if outputs is None else outputs.select(mixed)
 
     def _mapped(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
         # Adapters (LoRA) act only where their map is called.

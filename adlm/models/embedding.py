@@ -36,6 +36,11 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         return self.add_positions(self.tokens(tokens), segments)
 
+    def at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [B, S] -> [B, S, D] at these positions [B|1, S]; learned vectors end with the last one."""
+        x: Tensor = self.tokens(tokens)
+        return x if self.positions is None else x + self.positions[positions.clamp_max(len(self.positions) - 1)]
+
     def add_positions(self, x: Tensor, segments: Tensor | None = None, start: int = 0) -> Tensor:
         """Token vectors [B, L, D] plus those of their positions.
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.cache import Cache
-from adlm.models.language_model import LanguageModel, shift_right
-from adlm.models.layers import starts_of
+from adlm.models.language_model import LanguageModel
+from adlm.models.layers import shift_right, starts_of
 from adlm.types import Features
 
 

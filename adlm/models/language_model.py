@@ -7,24 +7,35 @@ and starts from the mask token, which no text contains.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from copy import copy
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.models.block import Block
+from adlm.models.block_cache import FinishedBlocks
+from adlm.models.block_pass import BlockSites, CurrentBlock
 from adlm.models.cache import Cache
 from adlm.models.derived import inference_weights
-from adlm.models.embedding import Head
+from adlm.models.embedding import Head, check_length
 from adlm.models.hand_over import AnchorState
 from adlm.models.int8 import check_supported
 from adlm.models.layers import starts_of
 from adlm.models.network import CacheKind, NetworkConfig, Vocabulary, cache_kind_of
 from adlm.models.stack import Attention, Stack
+from adlm.models.two_copies import block_numbers, two_copies
 from adlm.models.unpadded import pack, plan_for, unpack
 from adlm.types import Features
+
+
+class BlockFeatures(NamedTuple):
+    """Features [N, D] at output positions of the current blocks, and the anchor stage there if there is one."""
+
+    final: Tensor
+    stage: AnchorState | None
 
 
 class LanguageModel(nn.Module, ABC):
@@ -39,6 +50,9 @@ class LanguageModel(nn.Module, ABC):
     vocabulary: Vocabulary
     stages: int = 1
     attention: Attention = "full"
+    block_size: int = 0
+    shifted: bool = False
+    blind_anchor: bool = False
     time_conditioned: bool = False
     learned_positions: int = 0
     # Models whose logits are one linear map of the features show it here, so that losses need not store logits.
@@ -53,6 +67,7 @@ class LanguageModel(nn.Module, ABC):
         if config is not None:
             self.config = config
             self.stages, self.attention = config.stages, config.attention
+            self.block_size, self.shifted, self.blind_anchor = config.block_size, config.shifted, config.blind_anchor
             self.time_conditioned, self.learned_positions = config.time_conditioned, config.learned_positions
 
     @property
@@ -64,11 +79,6 @@ class LanguageModel(nn.Module, ABC):
     def cache_kind(self) -> CacheKind | None:
         """What `cache` keeps of the positions that were read; None means that the model cannot be cached."""
         return cache_kind_of(self.attention)
-
-    @property
-    def shifted(self) -> bool:
-        """Whether position l reads token l - 1."""
-        return self.causal
 
     def forward(
         self,
@@ -92,6 +102,8 @@ class LanguageModel(nn.Module, ABC):
         *,
         segments: Tensor | None = None,
         output_mask: Tensor | None = None,
+        clean: Tensor | None = None,
+        blocks: Tensor | None = None,
     ) -> Features:
         """Hidden states at every position.
 
@@ -101,13 +113,124 @@ class LanguageModel(nn.Module, ABC):
             segments: [B, L] numbers; positions see each other if these are equal (`Batch.segments`), so that padding
                 and other documents do not influence a text.
             output_mask: [B, L] bool; with it `final` is [N, D], at these positions only, which is cheaper.
+            clean: x_0 [B, L], for block diffusion: what each block sees of those before it; by default `tokens`.
+            blocks: [B|1, L] number of the block of each position; by default blocks of the model's `block_size`.
         """
+        if self.reads_blocks:
+            return self._features_in_blocks(tokens, clean, blocks, segments, output_mask)
         plan = plan_for(segments) if segments is not None and not self.time_conditioned else None
         if plan is None:
             return self._features(tokens, t, segments, output_mask)
         packed_mask = None if output_mask is None else pack(plan, output_mask, False)
         packed = self._features(pack(plan, tokens, self.vocabulary.mask_id), None, plan.segments, packed_mask)
         return unpack(plan, packed, output_mask, tokens.shape)
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether rows are read in blocks; a shifted model that sees everything reads one."""
+        return self.attention == "block" or (self.shifted and not self.causal)
+
+    def _features_in_blocks(
+        self,
+        tokens: Tensor,
+        clean: Tensor | None,
+        blocks: Tensor | None,
+        segments: Tensor | None,
+        output_mask: Tensor | None,
+    ) -> Features:
+        length = tokens.shape[1]
+        if self.learned_positions:
+            check_length(length, self.learned_positions)
+        if blocks is None:
+            size = self.block_size or length
+            if segments is None and length % size:
+                return self._features_of_whole_blocks(tokens, clean, size - length % size, output_mask)
+            blocks = block_numbers(length, size, segments, tokens.device)
+        sites = two_copies(
+            tokens,
+            tokens if clean is None else clean,
+            blocks,
+            segments,
+            mask_id=self.vocabulary.mask_id,
+            shifted=self.shifted,
+        )
+        if output_mask is not None:
+            return self._read_sites(sites, output_mask)
+        features = self._read_sites(sites, torch.ones_like(tokens, dtype=torch.bool))
+        return features._replace(final=features.final.view(*tokens.shape, -1))
+
+    def _features_of_whole_blocks(
+        self, tokens: Tensor, clean: Tensor | None, missing: int, output_mask: Tensor | None
+    ) -> Features:
+        """Of rows whose last block lacks so many tokens: they are blank, as they are while a text is written."""
+        length, mask_id = tokens.shape[1], self.vocabulary.mask_id
+        tokens = F.pad(tokens, (0, missing), value=mask_id)
+        clean = None if clean is None else F.pad(clean, (0, missing), value=mask_id)
+        output_mask = None if output_mask is None else F.pad(output_mask, (0, missing), value=False)
+        features = self._features_in_blocks(tokens, clean, None, None, output_mask)
+        final = features.final if output_mask is not None else features.final[:, :length]
+        return Features(final, None if features.anchor is None else features.anchor[:, :length])
+
+    def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:
+        """As `_features`, for the sites of a pass in blocks; `anchor` is [B, L, D] all the same."""
+        raise ConfigError(f"{type(self).__name__} cannot read blocks", subject=type(self).__name__)
+
+    def in_blocks(self, size: int) -> "LanguageModel":
+        """The same weights, read in blocks of `size` tokens: 1 is left to right, 0 sees whole rows at once.
+
+        A model does well at the sizes it was trained with. For models that read blocks, and shifted ones.
+        """
+        return resized(self, size)
+
+    def finished_blocks(self, rows: int, length: int) -> FinishedBlocks:
+        """An empty cache for `read_block`, with room for `length` tokens in each of `rows` rows."""
+        if self.cache_kind != "blocks":
+            raise ConfigError("only models with block-causal attention cache blocks", subject="attention")
+        # The last block of a row, read as a whole, and the site that reads its last token.
+        device = next(self.parameters()).device
+        return FinishedBlocks(rows, length + self.block_size + 1, device)
+
+    @torch.no_grad()
+    def read_block(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        cache: FinishedBlocks,
+        *,
+        rows: Tensor | None = None,
+        output_mask: Tensor | None = None,
+        stage: AnchorState | None = None,
+    ) -> BlockFeatures:
+        """Read the block of each row that begins at `start` [R], a multiple of `block_size`.
+
+        Positions before it that the cache does not hold yet are read too, and stored: they have to be final.
+
+        Args:
+            tokens: [R, L] the rows.
+            rows: [R] numbers of these rows in the cache; None for all of them, in order.
+            output_mask: [R, L] bool, within the block; by default all of it.
+            stage: of an earlier call for the same blocks; the anchor stage is then not computed.
+        """
+        block = CurrentBlock(
+            tokens,
+            start,
+            self.block_size,
+            cache,
+            mask_id=self.vocabulary.mask_id,
+            shifted=self.shifted,
+            rows=rows,
+        )
+        if output_mask is None:
+            inside = torch.ones(len(tokens), block.length, dtype=torch.bool, device=tokens.device)
+        else:
+            columns = block.columns[:, : block.length]
+            inside = F.pad(output_mask, (0, 1)).gather(1, columns.clamp_max(tokens.shape[1]))
+        features = self._read_current(block, inside, stage)
+        cache.lengths[slice(None) if rows is None else rows] = start
+        return features
+
+    def _read_current(self, block: CurrentBlock, output_mask: Tensor, stage: AnchorState | None) -> BlockFeatures:
+        return BlockFeatures(self._read_sites(block, output_mask).final, None)
 
     @abstractmethod
     def _features(
@@ -248,10 +371,34 @@ class LanguageModel(nn.Module, ABC):
         return (module for module in self.modules() if isinstance(module, Block))
 
 
-def shift_right(tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:
-    """[start, x_0, ..., x_{L-2}]: what a left-to-right model may see at each position; every segment starts anew."""
-    before = F.pad(tokens[:, :-1], (1, 0), value=start).to(torch.long)
-    return before if segments is None else before.masked_fill(starts_of(segments), start)
+def resized(model: LanguageModel, size: int) -> LanguageModel:
+    """A model with the same modules that reads blocks of another size. See `LanguageModel.in_blocks`."""
+    if size < 0:
+        raise OutOfRange("block_size", size, "at least 1, or 0 for whole rows")
+    if size == model.block_size and model.attention == "block":
+        return model
+    if not model.shifted and (size == 1 or not model.reads_blocks):
+        raise ConfigError(
+            f"asked to read blocks of {size}",
+            "the model predicts each token where it reads it"
+            + ("" if model.reads_blocks else ", and was trained to see whole rows"),
+            "use a shifted model, or one with block-causal attention",
+            subject="block_size",
+        )
+    attention: Attention = "causal" if size == 1 else "block" if size else "full"
+    stages = {name: stage for name, stage in model.named_children() if isinstance(stage, Stack)}
+    if not stages:
+        raise ConfigError(f"{type(model).__name__} reads rows in one way only", subject="block_size")
+    config = model.config.variant(attention=attention, block_size=size if attention == "block" else 0)
+    other = copy(model)
+    other._modules = dict(model._modules)
+    other.config, other.attention, other.block_size = config, attention, config.block_size
+    other.blind_anchor = config.blind_anchor
+    for (name, stage), stack in zip(stages.items(), config.stacks, strict=True):
+        seen = copy(stage)
+        seen.config = stack
+        other._modules[name] = seen
+    return other
 
 
 def sigma_at(t: Tensor | None, eps: float = 1e-3) -> Tensor | None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
 
 
@@ -22,6 +23,8 @@ class Layout(NamedTuple):
     hidden: [L, L] or [B, 1, L, L] bool, True where a position (row) must not see another (column); None: nowhere.
         If rows are read in parts, there are columns for the positions before these too.
     causal: `hidden` is the plain triangle.
+    shifted: positions read the token before theirs, so a convolution looks to the left only.
+    clean: for passes in blocks, how the clean sites are read, which come after those that `hidden` is about.
     """
 
     cos: Tensor
@@ -29,6 +32,12 @@ class Layout(NamedTuple):
     segments: Tensor | None
     hidden: Tensor | None
     causal: bool = False
+    shifted: bool = False
+    clean: "CleanSites | None" = None
+
+    def first(self, count: int) -> "Layout":
+        """The angles of the first `count` positions."""
+        return self._replace(cos=self.cos[..., :count, :, :, :], sin=self.sin[..., :count, :, :, :])
 
     def at(self, positions: Tensor) -> "Layout":
         """Of the positions `positions` [B, m] alone, as they see all others."""
@@ -38,6 +47,25 @@ class Layout(NamedTuple):
         if hidden is not None:
             hidden = hidden.expand(rows, 1, *hidden.shape[-2:]).take_along_dim(positions[:, None, :, None], 2)
         return self._replace(cos=cos, sin=sin, hidden=hidden, causal=False)
+
+
+class CleanSites(NamedTuple):
+    """The part of a layout that passes in blocks add. See `adlm.models.two_copies`.
+
+    first: number of the first clean site; those before it are noisy.
+    hidden: [B|1, 1, C, K] bool, what the clean sites must not see; None for the plain triangle.
+    neighbours: [B|1, size, S] sites that a convolution reads, -1 for none; None without a convolution.
+    """
+
+    first: int
+    hidden: Tensor | None
+    neighbours: Tensor | None
+
+
+def shift_right(tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:
+    """[start, x_0, ..., x_{L-2}]: what a left-to-right model may see at each position; every segment starts anew."""
+    before = F.pad(tokens[:, :-1], (1, 0), value=start).to(torch.long)
+    return before if segments is None else before.masked_fill(starts_of(segments), start)
 
 
 def starts_of(segments: Tensor) -> Tensor:
@@ -105,32 +133,56 @@ class Norm(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """x + depthwise convolution over `size` neighbours, centred or causal. Starts as the identity.
+    """x + depthwise convolution over `size` neighbours, centred, or causal if the model is shifted.
 
-    It gives a masked model its neighbours from the start, which helps small ones early (docs/log.md).
+    Starts as the identity. It gives a masked model its neighbours from the start, which helps small ones early
+    (docs/log.md).
     """
 
-    def __init__(self, width: int, size: int, *, causal: bool) -> None:
+    def __init__(self, width: int, size: int) -> None:
         super().__init__()
-        self.before = size - 1 if causal else size // 2
         self.weight = nn.Parameter(torch.zeros(size, width))
 
-    def forward(self, x: Tensor, segments: Tensor | None, memory: BlockCache | None = None) -> Tensor:
-        size, length = len(self.weight), x.shape[1]
-        sides = (self.before, size - 1 - self.before)
-        padded = F.pad(x, (0, 0, *sides)) if memory is None else memory.following(x, self.before)
+    def forward(self, x: Tensor, layout: Layout, memory: BlockCache | SlotMemory | None = None) -> Tensor:
+        if layout.clean is not None:
+            assert layout.clean.neighbours is not None
+            assert not isinstance(memory, BlockCache)
+            return self._gathered(x, x if memory is None else memory.place_inputs(x), layout.clean.neighbours)
+        size, length, segments = len(self.weight), x.shape[1], layout.segments
+        sides = reach(size, shifted=layout.shifted)
+        before = sides[0]
+        if memory is None:
+            padded = F.pad(x, (0, 0, *sides))
+        else:
+            assert isinstance(memory, BlockCache)
+            padded = memory.following(x, before)
         # Shifted products beat conv1d with groups on a CPU, and need no transpose.
         weight = self.weight.to(x.dtype)
         start = 0 if segments is None else segments.shape[1] - length  # of x, if rows are read in parts
         out = x
         for k in range(size):
             neighbour = padded[:, k : k + length]
-            if segments is not None and k != self.before:
+            if segments is not None and k != before:
                 there = F.pad(segments, sides, value=-2)[:, start + k : start + k + length]
                 same = there == segments[:, start:]
                 neighbour = neighbour * same[..., None]
             out = out + neighbour * weight[k]
         return out
+
+    def _gathered(self, x: Tensor, read: Tensor, neighbours: Tensor) -> Tensor:
+        """Of x [B, S, D], with the entries [B|1, size, S] of `read` [B, K, D] that stand around each; -1 is zero."""
+        weight = self.weight.to(x.dtype)
+        out = x
+        for k in range(len(weight)):
+            entry = neighbours[:, k, :, None]
+            out = out + read.take_along_dim(entry.clamp_min(0), 1) * (entry >= 0) * weight[k]
+        return out
+
+
+def reach(size: int, *, shifted: bool) -> tuple[int, int]:
+    """How far a convolution of this size looks to the left and to the right."""
+    before = size - 1 if shifted else size // 2
+    return before, size - 1 - before
 
 
 class TimeEmbedding(nn.Module):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from adlm.models.language_model import LanguageModel
 
 # What can be kept of the positions that were read, so that later ones need not read them again.
-CacheKind = Literal["tokens"]
+CacheKind = Literal["tokens", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Vocabulary:
 
 
 def cache_kind_of(attention: Attention) -> CacheKind | None:
-    """What a network with this attention can keep: nothing that it computed changes if no position sees later ones."""
-    return "tokens" if attention == "causal" else None
+    """What a network with this attention can keep: what no later position will change."""
+    kinds: dict[Attention, CacheKind | None] = {"causal": "tokens", "block": "blocks", "full": None}
+    return kinds[attention]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class NetworkConfig(ABC):
     `LanguageModel` under the same names.
     """
 
-    # Not a field: networks with two stages have a field of this name, others have no hand-over.
+    # Not fields: networks with two stages have a field of the first name, those made of stacks the two others.
     hand_over = cast("HandOver | None", None)
+    block_size = 0
+    shift = False
 
     @abstractmethod
     def build(self, vocabulary: Vocabulary) -> "LanguageModel":
@@ -74,8 +77,8 @@ class NetworkConfig(ABC):
 
     @property
     def attention(self) -> Attention:
-        """Which positions a position sees."""
-        return self.stacks[0].attention
+        """Which positions a position sees, in the last stage."""
+        return self.stacks[-1].attention
 
     @property
     def causal(self) -> bool:
@@ -90,7 +93,12 @@ class NetworkConfig(ABC):
     @property
     def shifted(self) -> bool:
         """Whether position l reads token l - 1, so that it may predict token l without seeing it."""
-        return self.causal
+        return self.shift or self.causal or any(stack.causal for stack in self.stacks)
+
+    @property
+    def blind_anchor(self) -> bool:
+        """Whether the anchor stage sees finished blocks only, so that it need be computed once per block."""
+        return self.stages == 2 and self.stacks[0].causal and not self.causal
 
     @property
     def time_conditioned(self) -> bool:
@@ -107,7 +115,8 @@ class NetworkConfig(ABC):
 
         Args:
             layers: depth of each stage.
-            changes: fields of the network (`positions=0`, `hand_over=Logits()`) or of all its stacks (`causal=True`).
+            changes: fields of the network (`positions=0`, `hand_over=Logits()`) or of all its stacks
+                (`attention="causal"`).
         """
         if not self.stacks:
             raise ConfigError(f"{type(self).__name__} has no stacks that could be changed", subject=type(self).__name__)
@@ -115,11 +124,23 @@ class NetworkConfig(ABC):
         of_stacks = {name: value for name, value in changes.items() if name not in own}
         depths = self.layers if layers is None else layers
         stacks = [replace(stack, layers=n, **of_stacks) for stack, n in zip(self.stacks, depths, strict=True)]
-        return replace(self._with_stacks(*stacks), **{name: changes[name] for name in changes.keys() & own})
+        return self._with_stacks(*stacks, **{name: changes[name] for name in changes.keys() & own})
+
+    def check_blocks(self) -> None:
+        """Refuse a size without blocks, blocks without a size, and a shifted masked network that is told the time."""
+        if (self.block_size > 0) != (self.attention == "block"):
+            raise ConfigError(
+                f"asked for block_size={self.block_size} with {self.attention} attention",
+                "block-causal attention needs a size of at least 1, and no other attention has one",
+                'set both block_size and attention="block", or neither',
+                subject="block_size",
+            )
+        if self.shift and self.time_conditioned and not self.causal:
+            raise ConfigError("a shifted masked network cannot be told the time: set timed=False", subject="shift")
 
     def one_stage(self) -> "NetworkConfig":
         """The network without a second stage, of the depth of the first; itself if it has one stage."""
         return self
 
-    def _with_stacks(self, *stacks: StackConfig) -> "NetworkConfig":
+    def _with_stacks(self, *stacks: StackConfig, **changes: Any) -> "NetworkConfig":
         raise NotImplementedError  # of networks that have any

@@ -1,12 +1,18 @@
-"""Models with one stack: AR (left to right) and MDLM (arXiv 2406.07524), the baselines of the two-stage ones."""
+"""Models with one stack: AR (left to right), block diffusion (BD3-LM, arXiv 2503.09573), MDLM (arXiv 2406.07524).
+
+They are the baselines of the two-stage ones.
+"""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
+from adlm.models.block_pass import BlockSites
 from adlm.models.cache import Cache
 from adlm.models.embedding import Embedding, Head
-from adlm.models.language_model import LanguageModel, shift_right, sigma_at
+from adlm.models.language_model import LanguageModel, sigma_at
+from adlm.models.layers import shift_right
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.types import Features
@@ -16,16 +22,24 @@ from adlm.types import Features
 class OneStageConfig(NetworkConfig):
     """An embedding, a stack and a head.
 
-    With a causal stack it is an autoregressive model, otherwise a masked diffusion model.
+    With a causal stack it is an autoregressive model, with block-causal attention a block diffusion model, otherwise
+    a masked diffusion model.
 
     Args:
         tied: the head is the embedding.
         positions: number of positions with a learned vector; with 0, as published, there are rotary positions only.
+        block_size: tokens per block, for block-causal attention; others can be chosen for each pass.
+        shift: position l reads token l - 1, as causal networks always do, so that their weights fit.
     """
 
     stack: StackConfig = field(default_factory=StackConfig)
     tied: bool = False
     positions: int = 0
+    block_size: int = 0
+    shift: bool = False
+
+    def __post_init__(self) -> None:
+        self.check_blocks()
 
     @property
     def stacks(self) -> tuple[StackConfig, ...]:
@@ -38,8 +52,8 @@ class OneStageConfig(NetworkConfig):
     def build(self, vocabulary: Vocabulary) -> "OneStage":
         return OneStage(self, vocabulary)
 
-    def _with_stacks(self, *stacks: StackConfig) -> NetworkConfig:
-        return replace(self, stack=stacks[0])
+    def _with_stacks(self, *stacks: StackConfig, **changes: Any) -> NetworkConfig:
+        return replace(self, stack=stacks[0], **changes)
 
 
 class OneStage(LanguageModel):
@@ -60,6 +74,10 @@ class OneStage(LanguageModel):
         if self.shifted:
             tokens = shift_right(tokens, self.vocabulary.mask_id, segments)
         return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, output_mask)[1])
+
+    def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:
+        embedded = self.embedding.at(sites.inputs, sites.positions)
+        return Features(self.stack(embedded, None, None, output_mask, sites.cache, sites.layout(self.stack))[1])
 
     def embed_inputs(self, inputs: Tensor) -> Tensor:
         return self.embedding.tokens(inputs)

@@ -32,7 +32,7 @@ def _two(stack: StackConfig) -> NetworkConfig:
 
 def _causal(stack: StackConfig) -> StackConfig:
     """Left-to-right networks have plain norms: there is no time to tell them."""
-    return replace(stack, causal=True, condition=0)
+    return replace(stack, attention="causal", condition=0)
 
 
 KINDS: dict[str, Callable[[StackConfig], NetworkConfig]] = {

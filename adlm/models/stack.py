@@ -10,12 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.block import Block, Outputs
+from adlm.models.block_cache import FinishedBlocks
 from adlm.models.cache import Cache
 from adlm.models.derived import Deriving
-from adlm.models.layers import Layout, Norm, Rotary, TimeEmbedding, positions_in
+from adlm.models.layers import CleanSites, Layout, Norm, Rotary, TimeEmbedding, positions_in
 
-# Which positions a position sees: those to its left, or all.
-Attention = Literal["causal", "full"]
+# Which positions a position sees: those to its left; its block and all blocks before it; or all.
+Attention = Literal["causal", "block", "full"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class StackConfig:
     """Shape of a stack.
 
     Args:
+        attention: which positions a position sees. The size of blocks belongs to the network, and can be chosen for
+            each pass.
         convolution: size of the short convolution in each block; 0 is none, as published.
         condition: width of the conditioning of adaptive norms, 128 as published; 0 leaves them out.
         timed: the conditioning follows the time; otherwise, as published, it is that of t = 0 for all t.
@@ -37,7 +40,7 @@ class StackConfig:
     layers: int = 6
     mlp_ratio: int = 4
     dropout: float = 0.0
-    causal: bool = False
+    attention: Attention = "full"
     convolution: int = 0
     condition: int = 0
     timed: bool = False
@@ -57,15 +60,21 @@ class StackConfig:
             )
         if not 0 <= self.input_reinjection < self.layers:
             raise OutOfRange("input_reinjection", self.input_reinjection, f"a block from 1 to {self.layers - 1}, or 0")
+        if self.timed and self.attention == "block":
+            raise ConfigError(
+                "a time-conditioned stack cannot read blocks, which are at different times",
+                fix="set timed=False",
+                subject="timed",
+            )
         if self.timed and not self.condition:
             raise ConfigError(
                 "timed=True needs a conditioning: set condition to its width, such as 128", subject="condition"
             )
 
     @property
-    def attention(self) -> Attention:
-        """Which positions a position sees."""
-        return "causal" if self.causal else "full"
+    def causal(self) -> bool:
+        """Whether positions see only what is to their left."""
+        return self.attention == "causal"
 
     def block_work(self, length: int) -> tuple[int, int]:
         """Multiplications per token in a block, in rows of `length`: up to the attention scores, and after them.
@@ -116,7 +125,8 @@ class Stack(Deriving):
         sigma: Tensor | None = None,
         segments: Tensor | None = None,
         output_mask: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | FinishedBlocks | None = None,
+        layout: Layout | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x [B, L, D] -> the residual stream after the last block, and what a head reads: that, normalised.
 
@@ -125,13 +135,15 @@ class Stack(Deriving):
             segments: [B, L] numbers; positions see each other if they are equal. Each number has one run of positions
                 in a row.
             output_mask: [B, L] bool; with it both results are [N, D], at these positions only.
-            cache: of the positions before these, for causal stacks; it gets what blocks keep of these, and knows the
-                segments.
+            cache: of the positions before these; it gets what blocks keep of these, and knows the segments.
+            layout: of a pass in blocks; by default that of rows which are read once, from left to right or whole.
         """
         condition = self._condition(sigma)
-        if cache is not None:
-            segments = cache.segments_after(x.shape[1])
-        layout = self._layout(x, segments, 0 if cache is None else cache.length)
+        if layout is None:
+            assert not isinstance(cache, FinishedBlocks)
+            if cache is not None:
+                segments = cache.segments_after(x.shape[1])
+            layout = self._layout(x, segments, 0 if cache is None else cache.length)
         outputs = None if output_mask is None else Outputs.of(output_mask)
         last, again = len(self.blocks) - 1, self.config.input_reinjection
         if again:
@@ -148,6 +160,13 @@ class Stack(Deriving):
                 x = block(*arguments)
         return x, self._normalised(x, condition, outputs)
 
+    def layout_at(self, positions: Tensor, hidden: Tensor | None, clean: CleanSites, shifted: bool) -> Layout:
+        """The layout of sites at these positions [B|1, S]."""
+        cos, sin = self.rotary(positions[:, :, None, None])
+        if len(cos) == 1:
+            cos, sin = cos[0], sin[0]
+        return Layout(cos, sin, None, hidden, shifted=shifted, clean=clean)
+
     def _layout(self, x: Tensor, segments: Tensor | None, start: int) -> Layout:
         """Of the positions `start` and after; `segments` [B, start + L] has those before them too."""
         length = x.shape[1]
@@ -156,10 +175,12 @@ class Stack(Deriving):
             hidden = torch.ones(length, start + length, dtype=torch.bool, device=x.device).triu(start + 1)
         if segments is None:
             cos, sin = self.rotary(torch.arange(start, start + length, device=x.device)[:, None, None])
-            return Layout(cos, sin, None, hidden, self.config.causal and not start)
+            causal = self.config.causal
+            return Layout(cos, sin, None, hidden, causal and not start, shifted=causal)
         apart = (segments[:, start:, None] != segments[:, None, :])[:, None]
         cos, sin = self.rotary(positions_in(segments)[:, start:, None, None])
-        return Layout(cos, sin, segments, apart if hidden is None else apart | hidden)
+        hidden = apart if hidden is None else apart | hidden
+        return Layout(cos, sin, segments, hidden, shifted=self.config.causal)
 
     def _normalised(self, x: Tensor, condition: Tensor | None, outputs: Outputs | None) -> Tensor:
         if self.modulation is None:

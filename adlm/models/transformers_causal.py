@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from adlm.errors import ConfigError, ModelError, UnknownName, optional_module
 from adlm.models.cache import Cache
 from adlm.models.embedding import Head, check_length
-from adlm.models.language_model import LanguageModel, shift_right
-from adlm.models.layers import positions_in
+from adlm.models.language_model import LanguageModel
+from adlm.models.layers import positions_in, shift_right
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.stack import Attention, StackConfig
 from adlm.types import Features

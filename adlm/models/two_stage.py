@@ -1,19 +1,24 @@
 """Anchored models: an anchor stack predicts every token, a denoiser stack predicts again from that.
 
-ADLM (arXiv 2505.18456) with bidirectional stacks, A2R with causal ones.
+ADLM (arXiv 2505.18456) with bidirectional stacks, A2R with causal ones, anchored block diffusion with block-causal
+ones. Two towers (arXiv 2606.26493): a causal anchor stage over finished blocks, and a block-causal denoiser.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
+from adlm.errors import ConfigError
+from adlm.models.block_pass import BlockSites, CurrentBlock
 from adlm.models.cache import Cache
 from adlm.models.embedding import Embedding, Head, widened
-from adlm.models.hand_over import AnchorState, HandOver, Logits
-from adlm.models.language_model import LanguageModel, shift_right, sigma_at
+from adlm.models.hand_over import AnchorState, HandOver, Hidden, Logits
+from adlm.models.language_model import BlockFeatures, LanguageModel, sigma_at
+from adlm.models.layers import shift_right
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
-from adlm.models.stack import StackConfig
+from adlm.models.stack import Attention, StackConfig
 from adlm.types import Features
 
 
@@ -25,7 +30,9 @@ class TwoStageConfig(NetworkConfig):
         anchor: the first stack; the denoiser differs from it in depth only.
         denoiser_layers: depth of the second; the paper takes half of the first.
         tied: both heads are the embedding.
-        positions: as in `OneStageConfig`.
+        positions, block_size, shift: as in `OneStageConfig`.
+        denoiser_attention: of the second, if it differs. A block-causal denoiser after a causal anchor stage makes two
+            towers: the first never sees the current block, only that it comes, so it is computed once per block.
     """
 
     anchor: StackConfig = field(default_factory=StackConfig)
@@ -33,23 +40,46 @@ class TwoStageConfig(NetworkConfig):
     hand_over: HandOver = field(default_factory=Logits)
     tied: bool = False
     positions: int = 0
+    block_size: int = 0
+    shift: bool = False
+    denoiser_attention: Attention | None = None
+
+    def __post_init__(self) -> None:
+        self.check_blocks()
+        first, second = self.anchor.attention, self.attention
+        if first != second and not (first == "causal" and second == "block"):
+            raise ConfigError(
+                f"a denoiser with {second} attention cannot follow an anchor stage with {first} attention",
+                fix="use the same for both, or block after causal",
+                subject="denoiser_attention",
+            )
+        if self.blind_anchor and not isinstance(self.hand_over, Hidden):
+            raise ConfigError(
+                "two towers need hand_over=Hidden(): otherwise the denoiser would not see the tokens of the block",
+                subject="hand_over",
+            )
 
     @property
     def stacks(self) -> tuple[StackConfig, ...]:
-        return self.anchor, replace(self.anchor, layers=self.denoiser_layers, input_reinjection=0)
+        attention = self.denoiser_attention or self.anchor.attention
+        denoiser = replace(self.anchor, layers=self.denoiser_layers, input_reinjection=0, attention=attention)
+        return self.anchor, denoiser
 
     @property
     def learned_positions(self) -> int:
         return self.positions
 
     def one_stage(self) -> NetworkConfig:
-        return OneStageConfig(self.anchor, self.tied, self.positions)
+        stack = replace(self.anchor, attention=self.attention)
+        return OneStageConfig(stack, self.tied, self.positions, self.block_size, self.shift)
 
     def build(self, vocabulary: Vocabulary) -> "TwoStage":
         return TwoStage(self, vocabulary)
 
-    def _with_stacks(self, *stacks: StackConfig) -> NetworkConfig:
-        return replace(self, anchor=stacks[0], denoiser_layers=stacks[1].layers)
+    def _with_stacks(self, *stacks: StackConfig, **changes: Any) -> NetworkConfig:
+        attention = stacks[1].attention if stacks[1].attention != stacks[0].attention else None
+        layers = stacks[1].layers
+        return replace(self, anchor=stacks[0], denoiser_layers=layers, denoiser_attention=attention, **changes)
 
 
 def as_two_stage(model: LanguageModel, purpose: str) -> "TwoStage":
@@ -86,6 +116,34 @@ class TwoStage(LanguageModel):
     ) -> Features:
         stage = self.anchor_stage(tokens, t, segments=segments)
         return Features(self._denoised(stage, t, segments, output_mask), stage.anchor)
+
+    def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:
+        stage = self._sites_stage(sites)
+        return Features(self._sites_denoised(stage, sites, output_mask), stage.anchor[:, : sites.length])
+
+    def _read_current(self, block: CurrentBlock, output_mask: Tensor, stage: AnchorState | None) -> BlockFeatures:
+        if stage is None:
+            stage = self._sites_stage(block)
+        elif stage.embedded.shape[1] < block.inputs.shape[1]:
+            raise ConfigError("the anchor stage has to read finished blocks first", subject="stage")
+        else:
+            stage = stage._replace(embedded=self.embedding.at(block.inputs, block.positions))
+        final = self._sites_denoised(stage, block, output_mask)
+        noisy = block.slots.noisy
+        return BlockFeatures(final, AnchorState(*(part[:, :noisy] for part in stage)))
+
+    def _sites_stage(self, sites: BlockSites) -> AnchorState:
+        """The anchor stage at all sites."""
+        embedded = self.embedding.at(sites.inputs, sites.positions)
+        read = embedded
+        if self.blind_anchor:
+            read = self.embedding.at(sites.blind_inputs(self.vocabulary.mask_id), sites.positions)
+        return AnchorState(embedded, *self.anchor(read, cache=sites.cache, layout=sites.layout(self.anchor)))
+
+    def _sites_denoised(self, stage: AnchorState, sites: BlockSites, output_mask: Tensor) -> Tensor:
+        handed_over = self.hand_over(stage, self.anchor_head)
+        layout = sites.layout(self.denoiser)
+        return self.denoiser(handed_over, output_mask=output_mask, cache=sites.cache, layout=layout)[1]
 
     def embed_inputs(self, inputs: Tensor) -> Tensor:
         return self.embedding.tokens(inputs)

@@ -11,9 +11,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from adlm.diffusion.blocks import BlockMasking
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.language_model import LanguageModel
+from adlm.models.two_copies import block_numbers
 from adlm.objectives.linear_cross_entropy import nll
 from adlm.objectives.nelbo import Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
@@ -25,6 +27,8 @@ MOST_ENUMERATED = 14
 
 def clean_objective(model: LanguageModel) -> Objective:
     """The exact likelihood of left-to-right models; of others the bound, by the estimator with the least variance."""
+    if model.attention == "block":
+        return Nelbo(BlockMasking((model.block_size,)))
     return CrossEntropy() if model.causal else Nelbo(CountMasking())
 
 
@@ -55,10 +59,14 @@ def mean_of(values: Tensor, draws: int) -> Estimate:
 def enumerated_nats(model: LanguageModel, batch: Batch) -> Tensor:
     """The exact bound of each position, [B, L], from all 2^n - 1 ways to mask n scored tokens: for small n.
 
-    The any-order bound: every count k from 1 to n has the same chance, every set of k the same, and -log p at its
-    positions weighs 1 / k. For models without time conditioning.
+    The any-order bound: every count k from 1 to n is equally likely, every set of k too, and -log p at its positions
+    weighs 1 / k. Of block diffusion the same in every block, given those before it. For models without time
+    conditioning.
     """
-    most = int(batch.scored.sum(-1).max())
+    length, segments = batch.tokens.shape[1], batch.segments
+    size = model.block_size or length
+    blocks = block_numbers(length, size, segments, batch.tokens.device).expand(len(batch.tokens), -1)
+    most = int(torch.zeros_like(blocks).scatter_add_(1, blocks, batch.scored.long()).max())
     if most > MOST_ENUMERATED:
         raise ConfigError(
             f"asked for the exact bound of {most} tokens per row",
@@ -68,18 +76,25 @@ def enumerated_nats(model: LanguageModel, batch: Batch) -> Tensor:
         )
     out = torch.zeros(batch.tokens.shape, dtype=torch.float64, device=batch.tokens.device)
     with model.inference_weights():
-        for row, positions in enumerate(scored.nonzero()[:, 0] for scored in batch.scored):
-            n, segments = len(positions), batch.segments
-            for masked in _subsets(positions, batch.tokens.shape[1]):
-                x_t = batch.tokens[row].masked_fill(masked, model.vocabulary.mask_id)
+        for row, block in _each_block(batch.scored, blocks):
+            n = len(block)
+            for masked in _subsets(block, length):
+                clean = batch.tokens[row].expand_as(masked)
+                x_t = clean.masked_fill(masked, model.vocabulary.mask_id)
                 here = None if segments is None else segments[row].expand_as(x_t)
-                hidden = model.features(x_t, segments=here, output_mask=masked).final
-                tokens = batch.tokens[row].expand_as(x_t)[masked]
-                each = nll(model.logits, model.vocabulary.size, hidden, tokens).double()
+                hidden = model.features(x_t, segments=here, output_mask=masked, clean=clean).final
+                each = nll(model.logits, model.vocabulary.size, hidden, clean[masked]).double()
                 k = masked.sum(-1, keepdim=True)
                 sets = torch.tensor([math.comb(n, int(count)) for count in k], device=k.device)[:, None]
                 out[row] += (torch.zeros(masked.shape).to(out).masked_scatter(masked, each) / (k * sets)).sum(0)
     return out
+
+
+def _each_block(scored: Tensor, blocks: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The row of every block that has scored positions [B, L], and these positions."""
+    for row, numbers in enumerate(blocks):
+        for number in numbers[scored[row]].unique().tolist():
+            yield row, (scored[row] & (numbers == number)).nonzero()[:, 0]
 
 
 def _subsets(positions: Tensor, length: int, most: int = 256) -> Iterator[Tensor]:

@@ -114,6 +114,15 @@ def estimator(name: str, model: LanguageModel) -> Objective:
     if name not in ESTIMATORS:
         raise UnknownName("estimator", name, [*ESTIMATORS, "all"])
     objective = ESTIMATORS[name]
+    if model.attention == "block":
+        if name != "counts":
+            raise ConfigError(
+                f"the estimator {name!r} does not suit the model",
+                "it reads blocks: its bound is estimated from mask counts in each block",
+                "use counts, or leave it out",
+                subject="estimator",
+            )
+        return clean_objective(model)
     if isinstance(objective, CrossEntropy) != model.causal:
         fix = "leave it out" if model.causal else f"use one of {', '.join(list(ESTIMATORS)[1:])}"
         kind = "left to right: its likelihood is exact" if model.causal else "both ways: it has a bound"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from adlm.anchors.rules import AnchorRule, RareInSequence
+from adlm.diffusion.blocks import BlockMasking
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.language_model import LanguageModel
@@ -24,7 +25,9 @@ class Nelbo(MaskedObjective):
     """
 
     def for_validation(self) -> Objective:
-        """The bound with the least variance."""
+        """The bound with the least variance; in blocks of the last size of several."""
+        if isinstance(self.corruption, BlockMasking):
+            return Nelbo(BlockMasking(self.corruption.sizes[-1:]))
         return Nelbo(CountMasking())
 
     def bound(self, context: LossContext) -> Nats:
@@ -87,6 +90,8 @@ class Anelbo(Nelbo):
     def read(self, inputs: LossInputs) -> Features:
         if not self.stale:
             return super().read(inputs)
+        if inputs.model.reads_blocks:
+            raise ConfigError("stale anchors are trained with full attention: set stale=0", subject="stale")
         model, corrupted, segments = inputs.model, inputs.corrupted, inputs.batch.segments
         stage = model.anchor_stage(earlier(inputs, self.stale), corrupted.t, segments=segments)
         final = model.denoise(stage, corrupted.x_t, corrupted.t, segments=segments, output_mask=corrupted.masked)

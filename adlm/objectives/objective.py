@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from adlm.diffusion.blocks import BlockMasking
 from adlm.diffusion.corruption import Corruption, CountMasking, UniformMasking
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
@@ -80,7 +81,7 @@ class Objective(ABC):
     def __call__(self, model: LanguageModel, batch: Batch, *, progress: float, noise: Noise) -> LossTerms:
         """Sums over the batch. `progress` in [0, 1] is the fraction of the run that is done, for terms that ramp up."""
         self.check(model)
-        corrupted = self.corrupt(batch, model.vocabulary.mask_id, noise)
+        corrupted = self.corrupt(batch, model.vocabulary.mask_id, noise, progress)
         context = self._context(LossInputs(model, batch, corrupted, progress, noise))
         bound, extra = self.bound(context).total, self.extra(context)
         loss = bound if extra is None else bound + extra
@@ -118,8 +119,8 @@ class Objective(ABC):
         """Refuse a model that this objective cannot train."""
 
     @abstractmethod
-    def corrupt(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        """The batch as the model reads it in training."""
+    def corrupt(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
+        """The batch as the model reads it in training, when this fraction of the run is done."""
 
     @abstractmethod
     def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
@@ -127,9 +128,19 @@ class Objective(ABC):
 
     def read(self, inputs: LossInputs) -> Features:
         """The model's features, `final` at the predicted positions."""
-        corrupted = inputs.corrupted
-        return inputs.model.features(
-            corrupted.x_t, corrupted.t, segments=inputs.batch.segments, output_mask=corrupted.masked
+        model, corrupted = inputs.model, inputs.corrupted
+        segments = inputs.batch.segments if corrupted.segments is None else corrupted.segments
+        if corrupted.block_size == 1 and model.shifted:
+            # Left to right, for half the work.
+            return model.in_blocks(1).features(corrupted.x_0, segments=segments, output_mask=corrupted.masked)
+        if corrupted.blocks is None:
+            return model.features(corrupted.x_t, corrupted.t, segments=segments, output_mask=corrupted.masked)
+        return model.features(
+            corrupted.x_t,
+            segments=segments,
+            output_mask=corrupted.masked,
+            clean=corrupted.x_0,
+            blocks=corrupted.blocks,
         )
 
     @abstractmethod
@@ -151,7 +162,7 @@ class CrossEntropy(Objective):
     def for_validation(self) -> Objective:
         return CrossEntropy()
 
-    def corrupt(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+    def corrupt(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
         return uncorrupted(batch)
 
     def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
@@ -173,9 +184,17 @@ class MaskedObjective(Objective, ABC):
 
     def check(self, model: LanguageModel) -> None:
         check_direction(self, model, causal=False)
+        blocks = isinstance(self.corruption, BlockMasking)
+        if (blocks and not model.reads_blocks) or (not blocks and model.attention == "block"):
+            raise ConfigError(
+                f"asked for {type(self.corruption).__name__} with {model.attention} attention",
+                "blocks need a model that reads them, and the other way round",
+                "use BlockMasking together with block-causal attention, or neither",
+                subject="corruption",
+            )
 
-    def corrupt(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        return self.corruption(batch, mask_id, noise)
+    def corrupt(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
+        return self.corruption(batch, mask_id, noise, progress)
 
     def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
         if not self.bounds:

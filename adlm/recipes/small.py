@@ -146,11 +146,13 @@ def _model(
     masking, rule = CountMasking(), RareInSequence(5)
 
     def one(*, causal: bool = False) -> NetworkConfig:
-        network = OneStageConfig(replace(stack, causal=causal), tied=True, positions=positions)
+        network = OneStageConfig(
+            replace(stack, attention="causal" if causal else "full"), tied=True, positions=positions
+        )
         return _reinjecting(network, stages[0])
 
     def two(*, causal: bool = False) -> NetworkConfig:
-        anchor = replace(stack, layers=stages[0], causal=causal)
+        anchor = replace(stack, layers=stages[0], attention="causal" if causal else "full")
         return TwoStageConfig(anchor, stages[1], Hidden(), tied=True, positions=positions)
 
     models: dict[str, tuple[NetworkConfig, Objective]] = {

@@ -1,4 +1,4 @@
-"""From left to right in blocks, each filled by another sampler: semi-autoregressive writing."""
+"""From left to right in blocks, each filled by another sampler: block diffusion, and semi-autoregressive writing."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,10 @@ import torch
 
 from adlm.errors import ConfigError, OutOfRange
 from adlm.samplers.ancestral import Ancestral
-from adlm.samplers.sampler import Needs, Unmasking
+from adlm.samplers.block_reader import BlockReader
+from adlm.samplers.left_to_right import LeftToRight
+from adlm.samplers.network import Network
+from adlm.samplers.sampler import Needs, Sampler, Unmasking
 from adlm.samplers.state import SamplerState
 
 
@@ -14,9 +17,12 @@ from adlm.samplers.state import SamplerState
 class Blocks(Unmasking):
     """Blanks to the right of a block stay blank until it is full. A row that has ended is not continued.
 
+    Networks with block-causal attention compute the current block alone: what is before it is cached, exactly. Their
+    blocks are those of training, counted from the start of the row; others count from the first blank of each row.
+
     Args:
         inner: fills each block. Its own filters and stale_anchors hold, with fresh anchors at the start of a block.
-        size: tokens per block, counted from the first blank of each row.
+        size: tokens per block. For networks that can be read in several ways, 1 is left to right and 0 the whole row.
         window: the network sees so many tokens at once, which lets a canvas be longer than what it was trained on:
             all of it at first, then the part that ends with the block. None: always the whole canvas.
     """
@@ -36,8 +42,8 @@ class Blocks(Unmasking):
             raise ConfigError(f"Blocks takes its {name} from its inner sampler", subject=f"Blocks.{name}")
         if isinstance(self.inner, Blocks):
             raise ConfigError("the inner sampler of Blocks cannot be Blocks", subject="Blocks.inner")
-        if self.size < 1:
-            raise OutOfRange("block_size", self.size, "at least 1")
+        if self.size < 0:
+            raise OutOfRange("block_size", self.size, "at least 1, or 0 for whole rows")
         if self.window is not None and self.window < self.size:
             raise OutOfRange("window", self.window, f"at least the block size {self.size}")
 
@@ -45,10 +51,46 @@ class Blocks(Unmasking):
     def remasks(self) -> bool:
         return self.inner.remasks
 
+    def suited(self, network: Network) -> tuple[Sampler, Network]:
+        if network.attention != "block" and not (network.shifted and not network.causal):
+            if not self.size:
+                return self.inner, network
+            return self, network
+        network = network.in_blocks(self.size)
+        if network.causal:
+            return LeftToRight(self.inner.filters), network
+        return (self if self.size else self.inner), network
+
     def setup(self, state: SamplerState) -> None:
         self.inner.setup(state)
 
     def fill(self, state: SamplerState) -> None:
+        if state.network.attention == "block":
+            self._fill_cached(state)
+        else:
+            self._fill_windows(state)
+        if state.stop is not None:
+            state.tokens[state.blank] = state.stop
+
+    def _fill_cached(self, state: SamplerState) -> None:
+        everywhere, size = state.open, state.network.block_size
+        positions = torch.arange(everywhere.shape[1], device=everywhere.device)
+        state.whole = False
+        state.reader = BlockReader(state.network, state.tokens, state.stale_anchors)
+        ended = torch.zeros_like(everywhere[:, 0])
+        while bool((unfinished := (blank := state.blank).any(-1) & ~ended).any()):
+            # Rows stand at blocks of their own; all of them are filled together.
+            start = blank.long().argmax(-1) // size * size
+            begin = start[:, None]
+            state.reader.move(start)
+            state.open = everywhere & unfinished[:, None] & (positions >= begin) & (positions < begin + size)
+            self.inner.fill(state)
+            if state.stop is not None:
+                ended |= ((state.tokens == state.stop) & state.open).any(-1)
+            state.open = everywhere
+        state.count(state.reader)
+
+    def _fill_windows(self, state: SamplerState) -> None:
         everywhere = state.open
         length = everywhere.shape[1]
         window = min(self.window or length, length)
@@ -70,5 +112,3 @@ class Blocks(Unmasking):
                 state.look(slice(seen, seen + window))
                 self.inner.fill(state)
         state.open = everywhere
-        if state.stop is not None:
-            state.tokens[state.blank] = state.stop

@@ -35,7 +35,7 @@ class ContextMasking(CountMasking):
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
         scored = batch.scored
         front = torch.arange(scored.shape[1], device=scored.device) < scored.sum(-1, keepdim=True)
-        _, _, t, masked, weight, _ = super().at(
+        _, _, t, masked, weight, *_ = super().at(
             level, Batch(batch.tokens, front, batch.index, batch.sample_id), mask_id, noise
         )
         masked = masked.gather(-1, (scored.cumsum(-1) - 1).clamp_min(0)) & scored

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from adlm.errors import ConfigError
+from adlm.samplers.network import Network
 from adlm.samplers.sampler import Needs, Sampler
 from adlm.samplers.state import SamplerState
 
@@ -22,6 +23,10 @@ class LeftToRight(Sampler):
     @property
     def needs(self) -> Needs:
         return "causal"
+
+    def suited(self, network: Network) -> tuple[Sampler, Network]:
+        shifted = network.shifted and not network.causal
+        return self, network.in_blocks(1) if shifted else network
 
     def setup(self, state: SamplerState) -> None:
         if not state.network.causal:

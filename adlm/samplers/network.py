@@ -6,15 +6,19 @@ and `RecordingNetwork` keeps what each pass predicted. Samplers cannot tell them
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from copy import copy
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from adlm.models.block_cache import FinishedBlocks
 from adlm.models.cache import Cache
 from adlm.models.embedding import Head
 from adlm.models.hand_over import AnchorState
+from adlm.models.language_model import BlockFeatures
 from adlm.models.network import Vocabulary
+from adlm.models.stack import Attention
 from adlm.types import Features
 
 
@@ -22,13 +26,22 @@ class Network(Protocol):
     """Tokens [B, L] -> features [N, D] at the positions that asked -> logits [N, V].
 
     See `LanguageModel` for the methods. `anchor_stage`, `denoise` and `anchor_logits` are for networks with two
-    stages, `cache` and `extend` for causal ones.
+    stages, `cache` and `extend` for causal ones, `finished_blocks` and `read_block` for those with block-causal
+    attention.
     """
 
     @property
     def vocabulary(self) -> Vocabulary: ...
     @property
     def causal(self) -> bool: ...
+    @property
+    def attention(self) -> Attention: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def shifted(self) -> bool: ...
+    @property
+    def blind_anchor(self) -> bool: ...
     @property
     def time_conditioned(self) -> bool: ...
     @property
@@ -59,6 +72,18 @@ class Network(Protocol):
 
     def cache(self, rows: int, length: int, t: Tensor | None = None, *, segments: Tensor | None = None) -> Cache: ...
     def extend(self, tokens: Tensor, cache: Cache, *, every: bool = False) -> Features: ...
+    def in_blocks(self, size: int) -> "Network": ...
+    def finished_blocks(self, rows: int, length: int) -> FinishedBlocks: ...
+    def read_block(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        cache: FinishedBlocks,
+        *,
+        rows: Tensor | None = None,
+        output_mask: Tensor | None = None,
+        stage: AnchorState | None = None,
+    ) -> BlockFeatures: ...
     def logits(self, final: Tensor) -> Tensor: ...
     def anchor_logits(self, anchor: Tensor) -> Tensor: ...
     def inference_weights(self) -> AbstractContextManager[None]: ...
@@ -78,6 +103,22 @@ class NetworkWrapper:
     @property
     def causal(self) -> bool:
         return self.network.causal
+
+    @property
+    def attention(self) -> Attention:
+        return self.network.attention
+
+    @property
+    def block_size(self) -> int:
+        return self.network.block_size
+
+    @property
+    def shifted(self) -> bool:
+        return self.network.shifted
+
+    @property
+    def blind_anchor(self) -> bool:
+        return self.network.blind_anchor
 
     @property
     def time_conditioned(self) -> bool:
@@ -126,6 +167,26 @@ class NetworkWrapper:
 
     def extend(self, tokens: Tensor, cache: Cache, *, every: bool = False) -> Features:
         return self.network.extend(tokens, cache, every=every)
+
+    def in_blocks(self, size: int) -> Network:
+        other = copy(self)
+        other.network = self.network.in_blocks(size)
+        return other
+
+    def finished_blocks(self, rows: int, length: int) -> FinishedBlocks:
+        return self.network.finished_blocks(rows, length)
+
+    def read_block(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        cache: FinishedBlocks,
+        *,
+        rows: Tensor | None = None,
+        output_mask: Tensor | None = None,
+        stage: AnchorState | None = None,
+    ) -> BlockFeatures:
+        return self.network.read_block(tokens, start, cache, rows=rows, output_mask=output_mask, stage=stage)
 
     def logits(self, final: Tensor) -> Tensor:
         return self.network.logits(final)

@@ -51,9 +51,14 @@ class Sampler(ABC):
                 token to its end; others have written the rest by then.
         """
         with network.inference_weights():
-            state = self.start(network, canvas, noise, on_step=on_step, on_draw=on_draw, stop=stop)
-            self.fill(state)
+            sampler, network = self.suited(network)
+            state = sampler.start(network, canvas, noise, on_step=on_step, on_draw=on_draw, stop=stop)
+            sampler.fill(state)
             return state.sample()
+
+    def suited(self, network: Network) -> "tuple[Sampler, Network]":
+        """This sampler as it writes with a network, and the network as it is read: in blocks, or left to right."""
+        return self, network
 
     def start(
         self,
@@ -102,6 +107,13 @@ class Unmasking(Sampler, ABC):
     def __post_init__(self) -> None:
         if self.stale_anchors < 1:
             raise OutOfRange("stale_anchors", self.stale_anchors, "at least 1")
+
+    def suited(self, network: Network) -> tuple[Sampler, Network]:
+        if network.attention != "block":
+            return self, network
+        from adlm.samplers.blocks import Blocks  # which is made of these
+
+        return Blocks(inner=self, size=network.block_size), network
 
     def setup(self, state: SamplerState) -> None:
         if state.network.causal:

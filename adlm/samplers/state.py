@@ -14,6 +14,7 @@ from torch import Tensor
 from adlm.errors import ConfigError
 from adlm.models.hand_over import AnchorState
 from adlm.randomness import Noise
+from adlm.samplers.block_reader import BlockReader
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import bound_sites, hold
 from adlm.samplers.draw import draw
@@ -94,6 +95,7 @@ class SamplerState:
     filters: applied in this order to whatever is drawn.
     stale_anchors: a row's anchor features serve so many of its passes before they are computed again.
     whole: False for samplers that fill the canvas part by part; then the number of steps is not known.
+    reader: what reads the canvas, of networks with block-causal attention.
 
     Args:
         stop: a token that ends a row, for samplers that write from left to right.
@@ -118,6 +120,7 @@ class SamplerState:
         self.confidence = torch.full(self.tokens.shape, torch.inf, device=self.tokens.device)
         self.window = slice(0, self.tokens.shape[1])
         self.network_calls = self.anchor_calls = self.shown = 0
+        self.reader: BlockReader | None = None
         self._stage: AnchorState | None = None
         self._age = torch.zeros_like(canvas.sample_ids)
 
@@ -171,8 +174,11 @@ class SamplerState:
     def anchor_measure(self, where: Tensor, t: float | Tensor, measure: Measure) -> Tensor:
         """Measure the anchor stage's own prediction [N] at `where`, with its likeliest token as the one drawn."""
         self.check_two_stages("anchor confidence")
-        rows = where.any(-1)
-        anchor = self._stages(rows, t).anchor[where[rows][:, self.window]]
+        if self.reader is not None:
+            anchor = self.reader.anchor(where)
+        else:
+            rows = where.any(-1)
+            anchor = self._stages(rows, t).anchor[where[rows][:, self.window]]
         logits = (anchor_predictions(self.network, part) for part in anchor.split(self._slice))
         return torch.cat([measure(Prediction(part, part, part.argmax(-1))) for part in logits])
 
@@ -200,6 +206,14 @@ class SamplerState:
         """The result."""
         return Sample(self.tokens, self.network_calls, self.anchor_calls)
 
+    def count(self, reader: BlockReader) -> None:
+        """Add the passes of a reader, which has done its work."""
+        self.network_calls, self.anchor_calls = (
+            self.network_calls + reader.calls,
+            self.anchor_calls + reader.anchor_calls,
+        )
+        self.reader = None
+
     def look(self, window: slice) -> None:
         """Show the network this part of the canvas alone. Kept anchor features are dropped."""
         self.window, self._stage = window, None
@@ -221,6 +235,8 @@ class SamplerState:
 
     def _features(self, where: Tensor, t: float | Tensor) -> Tensor:
         """[N, D] at `where`, from the rows in which it has anything."""
+        if self.reader is not None:
+            return self.reader.features(where)
         rows = where.any(-1)
         tokens, output_mask = self.tokens[rows][:, self.window], where[rows][:, self.window]
         self.network_calls += len(tokens)

@@ -218,7 +218,7 @@ def _run(name: str, kind: str, process: AnchoredProcess, size: ProcessSize, seed
     anchor = replace(stack, layers=size.layers - last)
     rule = AtPositions(process.anchors)
     models: dict[str, tuple[NetworkConfig, Objective]] = {
-        "ar": (OneStageConfig(replace(stack, causal=True), True, size.length), CrossEntropy()),
+        "ar": (OneStageConfig(replace(stack, attention="causal"), True, size.length), CrossEntropy()),
         "mdlm": (OneStageConfig(stack, True, size.length), Nelbo(masking)),
         "adlm": (
             TwoStageConfig(anchor, last, Continued(), True, size.length),

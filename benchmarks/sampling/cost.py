@@ -31,7 +31,7 @@ STEPS, BATCHES = (32, 128, 512, 1024, 4096), (1, 2, 4, 8, 16)
 
 
 def networks() -> dict[str, NetworkConfig]:
-    causal = replace(STACK, causal=True, condition=0)
+    causal = replace(STACK, attention="causal", condition=0)
     return {
         "AR, 12 layers, cached": OneStageConfig(replace(causal, layers=12)),
         "A2R, 8 + 4, cached": TwoStageConfig(causal, 4),

@@ -47,7 +47,7 @@ def models() -> dict[str, tuple[NetworkConfig, Objective]]:
     words = Vocabulary(VOCABULARY, VOCABULARY - 1)
     matched = same_parameters(adlm, words)
     cheap = same_cost(adlm, words, length=LENGTH, rows=ROWS, anchors=1.0)
-    causal = matched.variant(causal=True, condition=0)
+    causal = matched.variant(attention="causal", condition=0)
     return {
         "AR, parameters of ADLM": (causal, CrossEntropy()),
         "MDLM, parameters of ADLM": (matched, Nelbo()),

@@ -36,7 +36,7 @@ TEXT = "the quick brown fox jumps over the lazy dog and goes home\n"
 
 def save(folder, *, causal=False, stages=1, rows=None, fresh=False):
     torch.manual_seed(len(folder.name))
-    stack = replace(STACK, causal=causal)
+    stack = replace(STACK, attention="causal" if causal else "full")
     config = OneStageConfig(stack) if stages == 1 else TwoStageConfig(stack, denoiser_layers=1)
     network = config.build(VOCABULARY).eval()
     if not fresh:
@@ -262,7 +262,7 @@ def test_the_bound_is_that_of_the_objective_a_model_was_trained_with(folder):
     for objective, expected in ((D3pm(), D3pm), (Nelbo(), Nelbo)):
         config = replace(model.config, run={"objective": to_json(objective)})
         assert type(own_objective(TextModel(model.network, config, model.tokenizer))) is expected
-    causal = OneStageConfig(replace(STACK, causal=True))
+    causal = OneStageConfig(replace(STACK, attention="causal"))
     left = TextModel(causal.build(VOCABULARY), ModelConfig(causal, VOCABULARY, Padded(16)), TOKENIZER)
     assert isinstance(own_objective(left), CrossEntropy)
 

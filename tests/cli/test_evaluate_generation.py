@@ -27,7 +27,7 @@ TOKENIZER = train_words([STORY])
 def saved(folder, *, causal):
     torch.manual_seed(0)
     vocabulary = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
-    config = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=causal))
+    config = OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full"))
     network = config.build(vocabulary).eval()
     torch.nn.init.normal_(network.head.weight)
     TextModel(network, ModelConfig(config, vocabulary, Padded(12)), TOKENIZER).save(folder)

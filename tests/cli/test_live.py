@@ -32,7 +32,7 @@ BYTES = train_bpe(["the cat sat. 猫犬"] * 3, 280)
 
 def built(tokenizer=WORDS, *, causal=False, run=None) -> TextModel:
     torch.manual_seed(0)
-    network = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=causal))
+    network = OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full"))
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id)
     model = network.build(vocabulary).eval()
     torch.nn.init.normal_(model.head.weight)

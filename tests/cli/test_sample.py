@@ -27,7 +27,7 @@ VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
 
 def network(stages: int = 1, *, causal: bool = False):
     torch.manual_seed(0)
-    stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
+    stack = StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full")
     config = OneStageConfig(stack) if stages == 1 else TwoStageConfig(stack, denoiser_layers=1)
     built = config.build(VOCABULARY).eval()
     torch.nn.init.normal_(built.head.weight)

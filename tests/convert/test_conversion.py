@@ -62,7 +62,13 @@ def test_the_key_map_reads_the_same_both_ways_and_covers_every_parameter():
         ({"backbone": 3}, False),
     ):
         names = key_map(layers, conditioned=conditioned)
-        stack = StackConfig(width=16, heads=2, layers=3, condition=8 if conditioned else 0, causal=not conditioned)
+        stack = StackConfig(
+            width=16,
+            heads=2,
+            layers=3,
+            condition=8 if conditioned else 0,
+            attention="causal" if not conditioned else "full",
+        )
         network = TwoStageConfig(stack, denoiser_layers=2) if "denoiser" in layers else OneStageConfig(stack)
         ours = [name for name, _ in network.build(Vocabulary(9, 8)).named_parameters()]
         assert sorted(names.values()) == sorted(ours)
@@ -183,7 +189,7 @@ def test_an_official_ar_model_predicts_the_same_tokens_with_the_same_chances(tmp
     assert (ours - theirs)[..., :38].abs().max() < 1e-5
     assert made.config.packing == Wrapped(23)
     assert made.config.packing.frame(made.tokenizer.roles) == ([], [made.tokenizer.roles.eos_id])
-    assert made.config.network == OneStageConfig(StackConfig(width=32, heads=4, layers=2, causal=True))
+    assert made.config.network == OneStageConfig(StackConfig(width=32, heads=4, layers=2, attention="causal"))
 
 
 def test_only_the_unread_embedding_of_an_official_ar_model_changes(tmp_path):
@@ -217,7 +223,10 @@ def test_official_weights_come_back_to_the_bit(checkpoint, tmp_path):
             Wrapped(16),
         ),
         (OneStageConfig(StackConfig(width=16, heads=2, layers=2, condition=8)), Padded(16, crop=True)),
-        (OneStageConfig(StackConfig(width=16, heads=2, layers=2, causal=True, dropout=0.2)), Wrapped(16, framed=True)),
+        (
+            OneStageConfig(StackConfig(width=16, heads=2, layers=2, attention="causal", dropout=0.2)),
+            Wrapped(16, framed=True),
+        ),
     ],
 )
 def test_our_models_go_to_official_and_back_to_the_bit(network, rows, tmp_path):
@@ -248,8 +257,8 @@ def test_our_models_go_to_official_and_back_to_the_bit(network, rows, tmp_path):
             "stack.query_key_norm=True, tied=True",
         ),
         (OneStageConfig(StackConfig()), "causal=False with condition=0"),
-        (OneStageConfig(StackConfig(causal=True, condition=8)), "causal=True with condition=8"),
-        (TwoStageConfig(StackConfig(causal=True)), "causal=True with condition=0"),
+        (OneStageConfig(StackConfig(attention="causal", condition=8)), "causal=True with condition=8"),
+        (TwoStageConfig(StackConfig(attention="causal")), "causal=True with condition=0"),
         (TwoStageConfig(StackConfig(condition=8), hand_over=Continued()), "hand_over=Continued"),
         (TwoStageConfig(StackConfig(condition=8), positions=16), "positions=16"),
         (OneStageConfig(StackConfig(condition=8, mlp_ratio=2)), "stack.mlp_ratio=2"),

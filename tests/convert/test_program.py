@@ -29,7 +29,7 @@ from tests.conftest import TableModel
 from tests.errors import raises
 
 TOKENIZER = characters(" abcdefgh")
-CAUSAL = StackConfig(width=8, heads=2, layers=1, causal=True, convolution=3)
+CAUSAL = StackConfig(width=8, heads=2, layers=1, attention="causal", convolution=3)
 # Modulations that are folded into weights, a time that is told, learned positions, heads that are tied.
 NETWORKS: dict[str, NetworkConfig] = {
     "ar": OneStageConfig(CAUSAL),

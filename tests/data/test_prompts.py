@@ -110,7 +110,9 @@ def test_a_trained_model_goes_on_from_prompts_in_the_rows_it_saw(config):
 def test_a_perplexity_is_that_of_the_responses(config, padding, causal):
     data = replace(config, padding=padding).prepare()
     vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
-    model = OneStageConfig(StackConfig(width=8, heads=2, layers=1, causal=causal)).build(vocabulary)  # uniform
+    model = OneStageConfig(StackConfig(width=8, heads=2, layers=1, attention="causal" if causal else "full")).build(
+        vocabulary
+    )  # uniform
     result = table_perplexity(model, data.train, draws=2)
     positions = np.array([3, 11, 15]) * padding + np.array([5, 5, 4])  # padding, then response and end
     nats = np.log(vocabulary.size - 1) * positions

@@ -45,7 +45,7 @@ def test_only_scored_positions_are_masked_and_the_rest_stays(corruption):
     fixed = torch.zeros_like(valid)
     fixed[:, 0] = True
     batch = Batch(batch.tokens, valid, batch.index, batch.sample_id, fixed)
-    x_0, x_t, t, masked, weight, _ = corruption(batch, MASK, Noise(0))
+    x_0, x_t, t, masked, weight, *_ = corruption(batch, MASK, Noise(0))
     assert not (masked & ~batch.scored).any()
     assert masked.any()
     assert (x_t[masked] == MASK).all()
@@ -65,7 +65,7 @@ def test_the_noise_of_a_row_does_not_depend_on_the_batch(corruption):
 @pytest.mark.parametrize("schedule", [LogLinear(), Cosine()], ids=repr)
 def test_uniform_masking_masks_as_many_as_the_schedule_says(schedule):
     batch = rows(4000)
-    _, _, t, masked, _, _ = UniformMasking(schedule)(batch, MASK, Noise(1))
+    _, _, t, masked, *_ = UniformMasking(schedule)(batch, MASK, Noise(1))
     for low in (0.1, 0.5, 0.9):
         near = (t > low - 0.05) & (t < low + 0.05)
         expected = (1 - schedule.alpha(t[near])).mean().item()
@@ -74,7 +74,7 @@ def test_uniform_masking_masks_as_many_as_the_schedule_says(schedule):
 
 def test_count_masking_draws_every_count_equally_often_and_every_position():
     batch = rows(4000, 8)
-    _, _, _, masked, weight, _ = CountMasking()(batch, MASK, Noise(2))
+    _, _, _, masked, weight, *_ = CountMasking()(batch, MASK, Noise(2))
     counts = masked.sum(-1)
     assert torch.bincount(counts, minlength=9)[1:].tolist() == pytest.approx([500] * 8, abs=5)
     assert torch.allclose(weight[:, 0], 8 / counts)
@@ -86,7 +86,7 @@ def test_count_masking_draws_every_count_equally_often_and_every_position():
 def test_count_masking_tells_the_time_that_uniform_masking_would_have_had():
     """Of k masked among n with weight 1/t, t has the Beta(k, n - k + 1) law: mean k / (n + 1)."""
     batch = rows(8000, 8)
-    _, _, t, masked, _, _ = CountMasking()(batch, MASK, Noise(2))
+    _, _, t, masked, *_ = CountMasking()(batch, MASK, Noise(2))
     for k in range(1, 9):
         times = t[masked.sum(-1) == k]
         assert times.mean().item() == pytest.approx(k / 9, abs=0.02)
@@ -99,7 +99,7 @@ def test_importance_sampling_gives_every_row_the_same_weight_and_the_same_mean(s
     batch = rows(20_000)
     means = []
     for importance in (False, True):
-        _, _, _, masked, weight, _ = UniformMasking(schedule, importance=importance)(batch, MASK, Noise(1))
+        _, _, _, masked, weight, *_ = UniformMasking(schedule, importance=importance)(batch, MASK, Noise(1))
         means.append((masked.sum(-1) * weight[:, 0]).double().mean().item())
     assert weight.unique().numel() == 1
     assert means[1] == pytest.approx(means[0], rel=0.03)
@@ -108,7 +108,7 @@ def test_importance_sampling_gives_every_row_the_same_weight_and_the_same_mean(s
 
 def test_steps_are_multiples_and_weigh_as_the_reverse_chain_does():
     corruption = UniformMasking(LogLinear(eps=0.0), steps=10)
-    _, _, t, _, weight, _ = corruption(rows(500), MASK, Noise(1))
+    _, _, t, _, weight, *_ = corruption(rows(500), MASK, Noise(1))
     assert torch.allclose((t * 10).round() / 10, t)
     assert t.min() == pytest.approx(0.1)
     assert t.max() == 1
@@ -119,7 +119,7 @@ def test_anchors_vanish_later():
     batch = rows(4000)
     for rule in (LowIds(), RareInSequence(1)):
         marks = rule.mark(batch)
-        _, _, t, masked, _, _ = AnchoredMasking(rule, power=3.0)(batch, MASK, Noise(1))
+        _, _, t, masked, *_ = AnchoredMasking(rule, power=3.0)(batch, MASK, Noise(1))
         near = ((t > 0.45) & (t < 0.55))[:, None].expand_as(masked)
         assert masked[near & marks].float().mean().item() == pytest.approx(0.125, abs=0.02)
         assert masked[near & ~marks].float().mean().item() == pytest.approx(0.5, abs=0.03)

@@ -50,7 +50,9 @@ LEVELS = (0.2, 0.7)
 
 def network(hand_over=Logits(), *, causal=False, timed=False):  # noqa: B008
     torch.manual_seed(0)
-    stack = StackConfig(width=16, heads=2, layers=1, causal=causal, condition=8 if timed else 0, timed=timed)
+    stack = StackConfig(
+        width=16, heads=2, layers=1, attention="causal" if causal else "full", condition=8 if timed else 0, timed=timed
+    )
     model = TwoStageConfig(stack, denoiser_layers=1, hand_over=hand_over).build(VOCABULARY).eval()
     for weights in model.parameters():  # blocks begin as the identity, heads at zero
         weights.data += 0.4 * torch.randn(weights.shape)

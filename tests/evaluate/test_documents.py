@@ -35,13 +35,13 @@ STACK = StackConfig(width=16, heads=2, layers=1)
 FRESH = {
     "one stage": OneStageConfig(STACK),
     "two stages": TwoStageConfig(STACK, denoiser_layers=1),
-    "left to right": OneStageConfig(replace(STACK, causal=True)),
-    "two stages, left to right": TwoStageConfig(replace(STACK, causal=True), denoiser_layers=1),
+    "left to right": OneStageConfig(replace(STACK, attention="causal")),
+    "two stages, left to right": TwoStageConfig(replace(STACK, attention="causal"), denoiser_layers=1),
 }
 
 
 def network(*, causal=False):
-    model = OneStageConfig(replace(STACK, causal=causal)).build(VOCABULARY).eval()
+    model = OneStageConfig(replace(STACK, attention="causal" if causal else "full")).build(VOCABULARY).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():  # fresh blocks add nothing, and no token would tell of another

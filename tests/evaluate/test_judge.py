@@ -30,7 +30,7 @@ TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
 def own_model(*, causal=True, rows=None):
     torch.manual_seed(0)
     vocabulary = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
-    config = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=causal))
+    config = OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full"))
     network = config.build(vocabulary).eval()
     torch.nn.init.normal_(network.head.weight)
     return TextModel(network, ModelConfig(config, vocabulary, rows or Padded(24)), TOKENIZER)

@@ -39,7 +39,7 @@ PLAIN = Wrapped(LENGTH)
 
 
 def build(causal, rows=PLAIN, seed=0, *, two_stages=False):
-    stack = StackConfig(width=16, heads=2, layers=1, causal=causal)
+    stack = StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full")
     network = TwoStageConfig(stack, 1) if two_stages else OneStageConfig(stack)
     config = ModelConfig(network, Vocabulary(WORDS.vocab_size, WORDS.mask_id), rows)
     torch.manual_seed(seed)

@@ -35,7 +35,7 @@ ROWS = Padded(64, begin=False, predict_padding=True)
 
 def network(*, causal=False):
     torch.manual_seed(0)
-    config = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=causal))
+    config = OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full"))
     return config, config.build(VOCABULARY).eval()  # its head begins at zero: all tokens are equally likely
 
 

@@ -22,10 +22,10 @@ PUBLISHED = replace(PLAIN, condition=8, dropout=0.1)
 LENGTH = 12
 FULL = Padded(LENGTH, begin=False, predict_padding=True)
 NETWORKS: dict[str, NetworkConfig] = {
-    "ar": OneStageConfig(replace(SMALL, causal=True), tied=True, positions=LENGTH),
-    "ar-published": OneStageConfig(replace(PUBLISHED, causal=True, condition=0)),
-    "a2r": TwoStageConfig(replace(SMALL, causal=True), 1, Hidden(), tied=True, positions=LENGTH),
-    "a2r-published": TwoStageConfig(replace(PUBLISHED, causal=True, condition=0), 1, Logits()),
+    "ar": OneStageConfig(replace(SMALL, attention="causal"), tied=True, positions=LENGTH),
+    "ar-published": OneStageConfig(replace(PUBLISHED, attention="causal", condition=0)),
+    "a2r": TwoStageConfig(replace(SMALL, attention="causal"), 1, Hidden(), tied=True, positions=LENGTH),
+    "a2r-published": TwoStageConfig(replace(PUBLISHED, attention="causal", condition=0), 1, Logits()),
     "mdlm": OneStageConfig(replace(SMALL, input_reinjection=1), tied=True, positions=LENGTH),
     "mdlm-published": OneStageConfig(PUBLISHED),
     "sedd": OneStageConfig(replace(PUBLISHED, timed=True)),

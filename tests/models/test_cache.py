@@ -25,13 +25,13 @@ def stack(**options):
 
 
 STACKS = {
-    "plain": stack(causal=True),
-    "convolution": stack(causal=True, convolution=4),
-    "convolution of one": stack(causal=True, convolution=1),
-    "unit queries": stack(causal=True, query_key_norm=True),
-    "folded": stack(causal=True, condition=8),
-    "timed": stack(causal=True, condition=8, timed=True),
-    "all": stack(causal=True, convolution=3, query_key_norm=True, condition=8, timed=True),
+    "plain": stack(attention="causal"),
+    "convolution": stack(attention="causal", convolution=4),
+    "convolution of one": stack(attention="causal", convolution=1),
+    "unit queries": stack(attention="causal", query_key_norm=True),
+    "folded": stack(attention="causal", condition=8),
+    "timed": stack(attention="causal", condition=8, timed=True),
+    "all": stack(attention="causal", convolution=3, query_key_norm=True, condition=8, timed=True),
 }
 CONFIGS = {
     **{name: OneStageConfig(shape) for name, shape in STACKS.items()},

@@ -22,7 +22,7 @@ from tests.errors import raises
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = Vocabulary(11, 10)
 STACK = StackConfig(width=16, heads=2, layers=2)
-CAUSAL = replace(STACK, causal=True)
+CAUSAL = replace(STACK, attention="causal")
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24}
 LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
 LLAMA["intermediate_size"] = 32
@@ -94,7 +94,7 @@ def test_a_variant_differs_in_what_was_asked_for():
     network = TwoStageConfig(STACK, 1, Logits(), tied=True, positions=8)
     assert network.variant(layers=(3, 2)) == TwoStageConfig(replace(STACK, layers=3), 2, Logits(), True, 8)
     assert network.variant(positions=0, hand_over=Continued()) == TwoStageConfig(STACK, 1, Continued(), True, 0)
-    assert network.variant(causal=True) == TwoStageConfig(CAUSAL, 1, Logits(), True, 8)
+    assert network.variant(attention="causal") == TwoStageConfig(CAUSAL, 1, Logits(), True, 8)
     assert network.variant() == network
     assert network.one_stage() == OneStageConfig(STACK, True, 8)
     assert OneStageConfig(STACK).one_stage().variant(layers=(5,)) == OneStageConfig(replace(STACK, layers=5))

@@ -21,7 +21,7 @@ TOKENIZER = characters(" abcdefghijklmnopqrstuvwxyz")
 STACK = StackConfig(width=8, heads=2, layers=3)
 NETWORKS = {
     "mdlm": OneStageConfig(STACK),
-    "ar": OneStageConfig(StackConfig(width=8, heads=2, layers=3, causal=True)),
+    "ar": OneStageConfig(StackConfig(width=8, heads=2, layers=3, attention="causal")),
     "adlm": TwoStageConfig(STACK, 1, Continued()),
 }
 

@@ -11,8 +11,7 @@ from adlm.data.synthetic import RandomRows, Synthetic
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.fed import fed_features, read_fed
 from adlm.models.hand_over import AnchorState, Hidden
-from adlm.models.language_model import shift_right
-from adlm.models.layers import starts_of
+from adlm.models.layers import shift_right, starts_of
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
@@ -25,7 +24,7 @@ LENGTH = 12
 
 
 def stack(**options):
-    return StackConfig(width=8, heads=2, layers=2, causal=True, **options)
+    return StackConfig(width=8, heads=2, layers=2, attention="causal", **options)
 
 
 CONFIGS = {

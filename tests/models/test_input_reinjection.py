@@ -46,7 +46,7 @@ def test_only_the_wanted_positions_are_the_same_alone():
 
 
 def test_a_left_to_right_model_reads_in_parts_as_it_reads_at_once():
-    model = randomised(OneStageConfig(replace(STACK, causal=True), tied=True).build(VOCABULARY))
+    model = randomised(OneStageConfig(replace(STACK, attention="causal"), tied=True).build(VOCABULARY))
     tokens = torch.randint(0, 10, (2, 7))
     with torch.no_grad(), model.inference_weights():
         cache = model.cache(2, 8)

@@ -24,7 +24,7 @@ def build(config):
 
 def networks():
     stack = StackConfig(64, 4, 2, condition=16)
-    return [TwoStageConfig(stack, 1), OneStageConfig(stack), OneStageConfig(StackConfig(64, 4, 2, causal=True))]
+    return [TwoStageConfig(stack, 1), OneStageConfig(stack), OneStageConfig(StackConfig(64, 4, 2, attention="causal"))]
 
 
 def test_products_are_right_to_their_seven_bits():

@@ -26,9 +26,9 @@ HAND_OVERS = [Logits(), Probabilities(), Hidden(), Continued()]
 CONFIGS = [
     OneStageConfig(stack(), tied=True, positions=12),
     OneStageConfig(stack(condition=8)),
-    OneStageConfig(stack(causal=True)),
+    OneStageConfig(stack(attention="causal")),
     *(
-        TwoStageConfig(stack(causal=causal), 1, hand_over, tied)
+        TwoStageConfig(stack(attention="causal" if causal else "full"), 1, hand_over, tied)
         for causal, hand_over, tied in itertools.product([False, True], HAND_OVERS, [False, True])
     ),
 ]

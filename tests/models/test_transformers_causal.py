@@ -15,7 +15,7 @@ from adlm.data.tokenizer import characters
 from adlm.errors import ConfigError, MissingExtra, ModelError, UnknownName
 from adlm.models.fed import fed_features, read_fed
 from adlm.models.io import ModelConfig, load_model, save_model
-from adlm.models.language_model import shift_right
+from adlm.models.layers import shift_right
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.transformers_causal import TransformersCausalConfig, architecture_of

@@ -13,7 +13,7 @@ from adlm.models.unpadded import plan_for
 STACK = StackConfig(width=16, heads=2, layers=2, convolution=3)
 CONFIGS = {
     "mdlm": OneStageConfig(STACK, positions=12),
-    "ar": OneStageConfig(StackConfig(width=16, heads=2, layers=2, causal=True)),
+    "ar": OneStageConfig(StackConfig(width=16, heads=2, layers=2, attention="causal")),
     "adlm": TwoStageConfig(STACK, 1),
 }
 

@@ -199,7 +199,9 @@ def test_one_step_predicts_all_at_once_and_many_steps_are_continuous_time():
 
 
 def network(causal=False, **options):
-    model = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=causal, **options)).build(VOCABULARY)
+    model = OneStageConfig(
+        StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full", **options)
+    ).build(VOCABULARY)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

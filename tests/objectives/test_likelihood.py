@@ -23,7 +23,9 @@ def shards(tmp_path):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(shards, causal):
-    model = OneStageConfig(StackConfig(width=8, heads=2, layers=1, causal=causal)).build(VOCABULARY)
+    model = OneStageConfig(StackConfig(width=8, heads=2, layers=1, attention="causal" if causal else "full")).build(
+        VOCABULARY
+    )
     result = table_perplexity(model, shards, draws=3)  # heads start at zero
     assert result.perplexity == pytest.approx(VOCABULARY.size - 1, rel=1e-4)
     assert result.nats_per_token.draws == (0 if causal else 3)

@@ -42,7 +42,11 @@ def randomised(model, std=0.2):
 
 
 def two_stage(*, causal=False):
-    return randomised(TwoStageConfig(StackConfig(width=16, heads=2, layers=2, causal=causal), 1).build(VOCABULARY))
+    return randomised(
+        TwoStageConfig(StackConfig(width=16, heads=2, layers=2, attention="causal" if causal else "full"), 1).build(
+            VOCABULARY
+        )
+    )
 
 
 def oracle(tokens):
@@ -155,7 +159,7 @@ def test_the_anchor_term_is_the_weighted_cross_entropy_of_the_first_stage():
     for masked_only in (False, True):
         objective = Anelbo(UniformMasking(), EveryToken(), gamma=0.25, masked_only=masked_only)
         terms = objective(model, BATCH, progress=1.0, noise=Noise(2))
-        _, x_t, _, masked, weight, _ = UniformMasking()(BATCH, V - 1, Noise(2))
+        _, x_t, _, masked, weight, *_ = UniformMasking()(BATCH, V - 1, Noise(2))
         logits = model.anchor_logits(model.features(x_t).anchor)
         cost = -logits.log_softmax(-1).gather(-1, TOKENS[..., None])[..., 0]
         chosen = masked if masked_only else torch.ones_like(masked)
@@ -212,7 +216,7 @@ def test_sliced_logits_give_the_same_loss_and_gradients(monkeypatch):
 
 
 def test_cross_entropy_is_the_chain_rule():
-    model = randomised(OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=True)).build(VOCABULARY))
+    model = randomised(OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal")).build(VOCABULARY))
     terms = CrossEntropy()(model, BATCH, progress=0.0, noise=Noise(0))
     logits = model.logits(model.features(TOKENS).final)
     expected = -logits.log_softmax(-1).gather(-1, TOKENS[..., None]).sum()
@@ -246,7 +250,7 @@ def test_score_entropy_is_the_nelbo_of_normalised_scores_and_more_for_others():
 def test_score_entropy_is_the_published_formula():
     """sigma' (sum_v s_v - r log s_x0 + r (log r - 1)) with log s = logits - log(e^sigma - 1) - log(V - 1)."""
     model = two_stage()
-    _, x_t, t, masked, _, _ = UniformMasking()(BATCH, V - 1, Noise(4))
+    _, x_t, t, masked, *_ = UniformMasking()(BATCH, V - 1, Noise(4))
     total = ScoreEntropy()(model, BATCH, progress=0.0, noise=Noise(4)).nll_sum.item()
     t = t.double()
     sigma, slope = -torch.log1p(-(1 - 1e-3) * t), (1 - 1e-3) / (1 - (1 - 1e-3) * t)
@@ -263,7 +267,7 @@ def test_d3pm_is_the_sum_of_divergences_of_the_reverse_steps():
     steps = 10
     model = two_stage()
     objective = D3pm(UniformMasking(steps=steps))
-    _, x_t, t, masked, _, _ = objective.corruption(BATCH, V - 1, Noise(4))
+    _, x_t, t, masked, *_ = objective.corruption(BATCH, V - 1, Noise(4))
     total = objective(model, BATCH, progress=0.0, noise=Noise(4)).nll_sum.item()
     mu = model.head.raw(model.features(x_t).final).double().softmax(-1)
     expected, mask = 0.0, V - 1

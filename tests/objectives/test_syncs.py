@@ -16,7 +16,7 @@ from adlm.types import Batch
 
 VOCABULARY = Vocabulary(12, 11)
 STACK = StackConfig(width=16, heads=2, layers=2)
-CAUSAL = StackConfig(width=16, heads=2, layers=2, causal=True)
+CAUSAL = StackConfig(width=16, heads=2, layers=2, attention="causal")
 
 
 class Waits(TorchDispatchMode):

@@ -137,7 +137,9 @@ def test_the_demo_has_three_models_of_one_size_and_cost():
     assert isinstance(ar.network, OneStageConfig)
     assert isinstance(adlm.network, TwoStageConfig)
     assert adlm.network.layers == (3, 1)
-    assert ar.network == replace(mdlm.network, stack=replace(mdlm.network.stack, causal=True, input_reinjection=0))
+    assert ar.network == replace(
+        mdlm.network, stack=replace(mdlm.network.stack, attention="causal", input_reinjection=0)
+    )
     assert summary(mdlm).parameters.total == pytest.approx(summary(adlm).parameters.total, rel=0.02)
     assert summary(mdlm).work == pytest.approx(summary(adlm).work, rel=0.02)
     assert (adlm.train.tokens_per_step, adlm.train.steps) == (1024, 1500)

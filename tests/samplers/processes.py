@@ -140,7 +140,7 @@ def inconsistent(length: int = 3) -> Process:
 def networks(*kinds: str, vocabulary: Vocabulary = VOCABULARY) -> dict[str, LanguageModel]:
     """Small real networks with random weights, by kind; all of them by default."""
     stack = StackConfig(width=16, heads=2, layers=1)
-    causal = replace(stack, causal=True)
+    causal = replace(stack, attention="causal")
     configs = {
         "ar": OneStageConfig(causal),
         "mdlm": OneStageConfig(stack),

@@ -102,6 +102,6 @@ def test_a_text_that_is_all_hole_costs_nothing():
 
 
 def test_left_to_right_models_are_refused():
-    model = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=True)).build(VOCABULARY)
+    model = OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal")).build(VOCABULARY)
     with raises(ConfigError, subject="lengths"):
         context_nats(model, [[MASK, 0]], [[True, True]], noise=Noise(0))

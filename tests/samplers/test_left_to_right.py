@@ -20,8 +20,8 @@ from adlm.samplers import Canvas, Forced, LeftToRight, RepetitionPenalty, TopK
 from tests.errors import raises
 
 MASK, STOP = 6, 0
-STACK = StackConfig(width=16, heads=2, layers=2, causal=True, convolution=3)
-TIMED = StackConfig(width=16, heads=2, layers=1, causal=True, condition=8, timed=True)
+STACK = StackConfig(width=16, heads=2, layers=2, attention="causal", convolution=3)
+TIMED = StackConfig(width=16, heads=2, layers=1, attention="causal", condition=8, timed=True)
 
 
 def built(config, vocabulary=None):

@@ -54,7 +54,7 @@ VOCABULARY = Vocabulary(6, MASK)
 
 def network(*, causal: bool = False, stages: int = 1):
     torch.manual_seed(0)
-    stack = StackConfig(width=8, heads=2, layers=1, causal=causal)
+    stack = StackConfig(width=8, heads=2, layers=1, attention="causal" if causal else "full")
     config = OneStageConfig(stack) if stages == 1 else TwoStageConfig(stack, denoiser_layers=1)
     model = config.build(VOCABULARY).eval()
     for parameter in model.parameters():

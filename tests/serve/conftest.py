@@ -30,7 +30,7 @@ HERE = "http://127.0.0.1"
 def tiny(kind: str = "adlm", *, length: int = 32) -> TextModel:
     """A model of width 32 with random weights: adlm, mdlm, padded or ar."""
     tokenizer = train_bpe(TEXTS, 300)
-    stack = StackConfig(width=32, heads=2, layers=1, causal=kind == "ar")
+    stack = StackConfig(width=32, heads=2, layers=1, attention="causal" if kind == "ar" else "full")
     network = TwoStageConfig(stack, 1) if kind == "adlm" else OneStageConfig(stack)
     rows = Padded(length) if kind == "padded" else Wrapped(length)
     config = ModelConfig(network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), rows)

@@ -301,7 +301,7 @@ def test_left_to_right_requests_share_passes(models):
 
 def _readers() -> dict[str, object]:
     torch.manual_seed(0)
-    stack = StackConfig(width=32, heads=2, layers=2, causal=True, convolution=3, query_key_norm=True)
+    stack = StackConfig(width=32, heads=2, layers=2, attention="causal", convolution=3, query_key_norm=True)
     vocabulary = Vocabulary(220, 219)
     found = {
         "one stage": OneStageConfig(stack).build(vocabulary),

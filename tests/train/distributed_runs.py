@@ -57,7 +57,7 @@ RUNS = {
         replace(TRAIN, optimizer=Muon()),
     ),
     "gamma0": _run("gamma0", TwoStageConfig(STACK, 1, Continued()), Anelbo(CountMasking(), gamma=0.0)),
-    "ar": _run("ar", OneStageConfig(replace(STACK, causal=True, condition=0)), CrossEntropy()),
+    "ar": _run("ar", OneStageConfig(replace(STACK, attention="causal", condition=0)), CrossEntropy()),
     "frozen": _run(
         "frozen", TwoStageConfig(STACK, 1), Anelbo(CountMasking(), gamma=0.05), replace(TRAIN, freeze=("anchor",))
     ),

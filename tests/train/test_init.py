@@ -56,7 +56,7 @@ def test_fine_tuning_starts_from_the_weights_of_the_other_model_to_the_bit(tmp_p
     assert torch.equal(probabilities(model), probabilities(other))
 
 
-@pytest.mark.parametrize("stack", [STACK, replace(STACK, causal=True), replace(STACK, condition=8)], ids="ncm")
+@pytest.mark.parametrize("stack", [STACK, replace(STACK, attention="causal"), replace(STACK, condition=8)], ids="ncm")
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize(("hand_over", "error"), [(Continued(), 1e-6), (Logits(), 1e-3)], ids=["continued", "logits"])
 def test_two_stages_that_start_from_one_predict_the_same(tmp_path, stack, tied, hand_over, error):

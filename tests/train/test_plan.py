@@ -82,7 +82,7 @@ SHAPES = {
     "timed": OneStageConfig(replace(STACK, condition=8, dropout=0.1, timed=True)),
     "small": OneStageConfig(replace(STACK, convolution=5, query_key_norm=True), tied=True),
     "narrow MLP": OneStageConfig(replace(STACK, mlp_ratio=2)),
-    "causal": OneStageConfig(replace(STACK, causal=True)),
+    "causal": OneStageConfig(replace(STACK, attention="causal")),
     "two stages": TWO,
     "two stages, continued": TwoStageConfig(STACK, 2, Continued()),
 }
@@ -191,7 +191,7 @@ def test_the_anchor_loss_is_taken_where_the_objective_says(objective, anchors):
     run = Run(
         "a run",
         Corpus("openwebtext", "gpt2", Wrapped(1024, framed=True)),
-        replace(TWO, anchor=replace(STACK, causal=causal)),
+        replace(TWO, anchor=replace(STACK, attention="causal" if causal else "full")),
         objective,
     )
     assert fractions(run) == (1, 1 if causal else 0.5, pytest.approx(anchors))

@@ -77,7 +77,7 @@ def alphabet(tmp_path_factory):
 @pytest.mark.parametrize(
     ("network", "objective"),
     [
-        (OneStageConfig(replace(STACK, causal=True), tied=True), CrossEntropy()),
+        (OneStageConfig(replace(STACK, attention="causal"), tied=True), CrossEntropy()),
         (OneStageConfig(STACK, tied=True), Nelbo(CountMasking())),
         (TwoStageConfig(STACK, 1, Continued(), tied=True), Anelbo(CountMasking(), gamma=0.05)),
         (TwoStageConfig(STACK, 1, Logits()), Anelbo(CountMasking(), gamma=0.05)),

@@ -31,7 +31,7 @@ from tests.errors import raises
 TOKENIZER = train_words(["the cat sat on the mat. the dog sat on the log."])
 VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
 SMALL = StackConfig(width=16, heads=2, layers=1)
-NETWORKS = {"adlm": TwoStageConfig(SMALL, denoiser_layers=1), "ar": OneStageConfig(replace(SMALL, causal=True))}
+NETWORKS = {"adlm": TwoStageConfig(SMALL, denoiser_layers=1), "ar": OneStageConfig(replace(SMALL, attention="causal"))}
 
 
 class Words(HTMLParser):

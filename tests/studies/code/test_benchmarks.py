@@ -48,7 +48,7 @@ RECORDS = [
 
 def network(*, causal=False):
     torch.manual_seed(0)
-    config = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=causal))
+    config = OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full"))
     built = config.build(VOCABULARY).eval()
     torch.nn.init.normal_(built.head.weight)
     return config, built

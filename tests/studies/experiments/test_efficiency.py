@@ -92,7 +92,7 @@ def test_naive_sampling_writes_the_same_tokens(network, steps):
 
 def test_naive_writing_from_left_to_right_needs_no_cache_for_the_same_tokens():
     torch.manual_seed(0)
-    model = moved(OneStageConfig(replace(STACK, causal=True)).build(VOCABULARY)).eval()
+    model = moved(OneStageConfig(replace(STACK, attention="causal")).build(VOCABULARY)).eval()
     canvas = Canvas.blank(3, 8, VOCABULARY.mask_id)
     shipped = LeftToRight().sample(model, canvas, noise=NOISE)
     reference = reference_left_to_right(model, canvas, noise=NOISE)

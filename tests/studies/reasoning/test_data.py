@@ -208,7 +208,7 @@ def test_marks_are_added_after_all_ids_of_a_tokenizer_once():
 
 def saved(folder, tokenizer):
     torch.manual_seed(0)
-    network = OneStageConfig(StackConfig(width=16, heads=2, layers=1, causal=True))
+    network = OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal"))
     config = ModelConfig(network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), Wrapped(8))
     model = config.build()
     torch.nn.init.normal_(model.head.weight)

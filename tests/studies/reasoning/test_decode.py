@@ -57,14 +57,14 @@ class Sums(Task):
 
 TOKENIZER = task_tokenizer(Sums(), "words")
 VOCABULARY = Vocabulary(TOKENIZER.vocab_size, TOKENIZER.mask_id)
-STACK = StackConfig(width=16, heads=2, layers=2, causal=True, convolution=3)
+STACK = StackConfig(width=16, heads=2, layers=2, attention="causal", convolution=3)
 END = TOKENIZER.roles.eos_id
 TABLE = ReasoningData(Sums(), Anchored(2), 2).table("test", TOKENIZER)
 
 
 def network(*, causal=True, end=0.0):
     torch.manual_seed(3)
-    model = OneStageConfig(replace(STACK, causal=causal)).build(VOCABULARY).eval()
+    model = OneStageConfig(replace(STACK, attention="causal" if causal else "full")).build(VOCABULARY).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # fresh blocks do nothing
             parameter.add_(torch.randn_like(parameter), alpha=0.3)

@@ -21,7 +21,7 @@ from adlm_studies.reasoning.objective import ThoughtCrossEntropy, first_thought_
 from tests.errors import raises
 
 V = 11
-STACK = StackConfig(width=16, heads=2, layers=2, causal=True, convolution=3)
+STACK = StackConfig(width=16, heads=2, layers=2, attention="causal", convolution=3)
 NOISE = Noise(0)
 
 
@@ -128,7 +128,7 @@ def test_what_a_thought_is_to_predict_teaches_what_was_read_before_it():
 
 
 def test_a_model_that_sees_both_sides_is_refused():
-    model = network(OneStageConfig(replace(STACK, causal=False)))
+    model = network(OneStageConfig(replace(STACK, attention="full")))
     with raises(ConfigError, subject="network"):
         terms(ThoughtCrossEntropy(2), rows(), model)
 

@@ -57,7 +57,7 @@ class Doubles(Task):
         return text.partition("####")[2].strip() or None
 
 
-NETWORK = OneStageConfig(StackConfig(width=8, heads=2, layers=1, causal=True))
+NETWORK = OneStageConfig(StackConfig(width=8, heads=2, layers=1, attention="causal"))
 CURRICULUM = Curriculum(Doubles(), Anchored(1), NETWORK, Epochs(1, 1, 3), batch_size=4, scale=0.5)
 
 
@@ -160,7 +160,7 @@ def test_kinds_by_name_are_fresh_and_see_what_their_kind_sees():
 @pytest.mark.parametrize("causal", [True, False], ids=["left to right", "masked"])
 def test_a_model_of_this_package_to_begin_with_keeps_its_network_and_tokenizer(tmp_path, causal):
     tokenizer = train_bpe(["twice what is 1 and"], 300)
-    network = replace(NETWORK, stack=replace(NETWORK.stack, causal=causal))
+    network = replace(NETWORK, stack=replace(NETWORK.stack, attention="causal" if causal else "full"))
     config = ModelConfig(network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), Wrapped(8))
     torch.manual_seed(0)
     save_model(tmp_path / "old", config.build(), config, tokenizer)

@@ -20,7 +20,9 @@ BYTES = train_bpe(["the cat sat. 猫犬"] * 3, 280)
 
 def built(tokenizer=WORDS, *, stages=1, causal=False, timed=False, length=16) -> TextModel:
     torch.manual_seed(0)
-    stack = StackConfig(width=16, heads=2, layers=1, causal=causal, timed=timed, condition=8 if timed else 0)
+    stack = StackConfig(
+        width=16, heads=2, layers=1, attention="causal" if causal else "full", timed=timed, condition=8 if timed else 0
+    )
     network = OneStageConfig(stack) if stages == 1 else TwoStageConfig(stack, denoiser_layers=1)
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id)
     model = network.build(vocabulary).eval()

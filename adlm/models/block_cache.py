@@ -1,0 +1,124 @@
+"""What block diffusion keeps of finished blocks, exactly, so that a pass computes the current block alone.
+
+Position l of a row has slot l. The current block, still noisy, takes the slots after the finished positions for the
+time of a pass; once it is finished its positions are read again, clean, and stay. Rows may be at different blocks.
+
+Shapes: B rows, R rows of a pass, K slots, H heads, D width; a pass has noisy sites and then clean ones.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class Slots:
+    """Where the sites of a pass go, and how many slots its rows look at.
+
+    Args:
+        start: [R] the slot of the first noisy site of each row.
+        fresh: [R] how many clean positions each row reads: those just before `start`.
+        noisy, clean: sites per row of each kind; rows with fewer fresh ones leave the rest unused.
+        rows: [R] numbers of the rows in the cache; None for all.
+    """
+
+    def __init__(self, start: Tensor, fresh: Tensor, noisy: int, clean: int, rows: Tensor | None) -> None:
+        self.noisy, self.clean, self.rows = noisy, clean, rows
+        self.width = int(start.max()) + noisy
+        # Rows that stand at the same position write slices; others each their own slots.
+        even = bool((start == start[0]).all()) and bool((fresh == clean).all())
+        self.at = int(start[0]) if even else None
+        device = start.device
+        of_noisy = start[:, None] + torch.arange(noisy, device=device)
+        number = torch.arange(clean, device=device)
+        of_clean = start[:, None] - fresh[:, None] + number
+        self.real = number < fresh[:, None]
+        # Unused sites write where noisy ones of the row will: these are written after them.
+        self.clean_index = torch.where(self.real, of_clean, start[:, None])
+        self.index = torch.cat([of_noisy, self.clean_index], 1)
+
+
+class SlotMemory:
+    """The slots of one block of a network: keys and values [B, H, K, D/H], and inputs of its convolution [B, K, D].
+
+    Args:
+        room: K.
+    """
+
+    def __init__(self, rows: int, room: int) -> None:
+        self.num_rows, self.room = rows, room
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.inputs: Tensor | None = None
+        self.slots: Slots | None = None  # of the pass that is being computed
+
+    def place(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store those of a pass [R, H, S, D/H]; returns what its rows look at [R, H, width, D/H]."""
+        if self.keys is None or self.values is None:
+            # Zeros, since slots that are never written are masked in scores but multiplied as values.
+            self.keys, self.values = (x.new_zeros(self.num_rows, x.shape[1], self.room, x.shape[-1]) for x in (k, v))
+        return self._placed(self.keys, k, 2), self._placed(self.values, v, 2)
+
+    def place_inputs(self, x: Tensor) -> Tensor:
+        """The same for the inputs of the convolution [R, S, D]."""
+        if self.inputs is None:
+            self.inputs = x.new_zeros(self.num_rows, self.room, x.shape[-1])
+        return self._placed(self.inputs, x, 1)
+
+    def _placed(self, stored: Tensor, new: Tensor, dim: int) -> Tensor:
+        slots = self.slots
+        assert slots is not None
+        noisy, clean = new.split([slots.noisy, slots.clean], dim)
+        if slots.at is not None:
+            rows = slice(None) if slots.rows is None else slots.rows
+            for first, part in ((slots.at - slots.clean, clean), (slots.at, noisy)):
+                where = (rows, *[slice(None)] * (dim - 1), slice(first, first + part.shape[dim]))
+                stored[where] = part
+        else:
+            rows_at = torch.arange(len(new), device=new.device) if slots.rows is None else slots.rows
+            for index, part in ((slots.clean_index, clean), (slots.index[:, : slots.noisy], noisy)):
+                # [R, S, ...]: rows and slots first
+                stored.movedim(dim, 1)[rows_at[:, None], index] = part.movedim(dim, 1)
+        seen = stored.narrow(dim, 0, slots.width)
+        return seen if slots.rows is None else seen[slots.rows]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these [B] bool."""
+        self.num_rows = int(rows.sum())
+        self.keys, self.values, self.inputs = (
+            None if x is None else x[rows] for x in (self.keys, self.values, self.inputs)
+        )
+
+
+class FinishedBlocks:
+    """The cache of block diffusion: the slots of all blocks of a network.
+
+    Args:
+        rows: B.
+        room: slots of a row: its length, and one more for shifted models.
+
+    lengths: [B] how many positions of each row are stored.
+    """
+
+    def __init__(self, rows: int, room: int, device: torch.device) -> None:
+        self.num_rows, self.room = rows, room
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self._memories: dict[nn.Module, SlotMemory] = {}
+        self._slots: Slots | None = None
+
+    def of(self, block: nn.Module) -> SlotMemory:
+        """The slots of one block of the network, ready for the pass that was begun."""
+        if block not in self._memories:
+            self._memories[block] = SlotMemory(self.num_rows, self.room)
+        memory = self._memories[block]
+        memory.slots = self._slots
+        return memory
+
+    def begin(self, slots: Slots) -> None:
+        """Begin a pass."""
+        self._slots = slots
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these [B] bool."""
+        self.num_rows = int(rows.sum())
+        self.lengths = self.lengths[rows]
+        for memory in self._memories.values():
+            memory.keep(rows)

@@ -1,0 +1,81 @@
+"""The current block of each row of a canvas, read after the finished ones in a cache.
+
+Shapes: B rows, L positions, N positions that are asked for.
+"""
+
+import torch
+from torch import Tensor
+
+from adlm.models.hand_over import AnchorState
+from adlm.samplers.network import Network
+
+
+class BlockReader:
+    """What a sampler reads of a network with block-causal attention. Counts its passes as `SamplerState` does.
+
+    Args:
+        stale_anchors: passes of a row that one computation of its anchor stage serves, within a block.
+    """
+
+    def __init__(self, network: Network, tokens: Tensor, stale_anchors: int) -> None:
+        self.network, self.tokens = network, tokens
+        # An anchor stage that never sees the block serves all of it.
+        self.stale_anchors = 1 << 30 if network.blind_anchor else stale_anchors
+        self.cache = network.finished_blocks(*tokens.shape)
+        self.start = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
+        self.calls = self.anchor_calls = 0
+        self._stage: AnchorState | None = None
+        self._age = torch.zeros_like(self.start)
+
+    def move(self, start: Tensor) -> None:
+        """Go to the blocks that begin at `start` [B]; what is before them stays as it is."""
+        self.start = start
+        self._age.fill_(self.stale_anchors)
+
+    def features(self, where: Tensor) -> Tensor:
+        """[N, D] at the positions `where` [B, L] of the current blocks."""
+        rows = where.any(-1)
+        if self.network.stages < 2 or self.stale_anchors < 2:
+            return self._read(rows, where, None)
+        old = rows & (self._age >= self.stale_anchors)
+        parts = [
+            self._read(some, where, stage)
+            for some, stage in ((old, None), (rows & ~old, self._stage))
+            if bool(some.any())
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        # Back into the order of rows.
+        numbers = where.nonzero()[:, 0]
+        order = torch.cat([old[numbers].nonzero()[:, 0], (~old)[numbers].nonzero()[:, 0]])
+        return torch.cat(parts)[order.argsort()]
+
+    def anchor(self, where: Tensor) -> Tensor:
+        """[N, D]: the anchor stage's features at the positions `where` [B, L] of the current blocks."""
+        rows = where.any(-1)
+        if bool((rows & (self._age >= self.stale_anchors)).any()) or self._stage is None or self.stale_anchors < 2:
+            self._read(rows, where, None)
+        assert self._stage is not None
+        row, position = where.nonzero(as_tuple=True)
+        return self._stage.anchor[row, position - self.start[row]]
+
+    def _read(self, rows: Tensor, where: Tensor, stage: AnchorState | None) -> Tensor:
+        """[N, D] of these rows [B] bool; `stage` of all rows, if they need no new one."""
+        some = None if bool(rows.all()) else rows.nonzero()[:, 0]
+        pick = slice(None) if some is None else some
+        kept = None if stage is None else AnchorState(*(part[pick] for part in stage))
+        found = self.network.read_block(
+            self.tokens[pick], self.start[pick], self.cache, rows=some, output_mask=where[pick], stage=kept
+        )
+        count = int(rows.sum())
+        self.calls += count
+        if found.stage is not None and stage is None:
+            self.anchor_calls += count
+            if self._stage is None:
+                empty = (part.new_zeros(len(rows), *part.shape[1:]) for part in found.stage)
+                self._stage = AnchorState(*empty)
+            for whole, part in zip(self._stage, found.stage, strict=True):
+                whole[pick] = part
+            self._age[pick] = 0
+        self._age[pick] += 1
+        return found.final
