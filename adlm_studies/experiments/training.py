@@ -26,7 +26,7 @@ from adlm.train.run_folder import same_run
 from adlm_studies.experiments.study import StepContext, StudyWork
 
 _HELD_OUT = ("test", "valid")
-_NOMINAL = Vocabulary(1024, 1023)  # to compare runs before their tokenizers are known
+_NOMINAL = Vocabulary(1024, 1023)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ class TrainAndScore(StudyWork):
     @property
     def cost(self) -> float:
         """Operations, about: those of training, and as many passes as scoring and sampling a masked model take."""
-        run, trained = self.run, summary(self.run, vocabulary=_NOMINAL)
+        run = self.run
+        try:
+            trained = summary(run)
+        except ConfigError:  # its tokenizer is trained by another step
+            trained = summary(run, vocabulary=_NOMINAL)
         if run.network.causal:
             return trained.all_work
         passes = trained.length * (self.draws * self.rows * (1 + len(self.others)) + trained.length * self.texts)
