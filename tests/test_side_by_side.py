@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from adlm.errors import AdlmError, ConfigError, DataError, JobsFailed, OutOfRange
-from adlm.side_by_side import JobWatcher, default_workers, run_jobs
+from adlm.side_by_side import JobWatcher, _Queue, default_workers, run_jobs
 from adlm.worker_processes import ProcessJob
 from tests.errors import raises
 from tests.side_by_side_jobs import describe, double, fail, hold, unsendable
@@ -74,6 +74,41 @@ def test_the_head_of_the_longest_chain_comes_first():
         ProcessJob("rest of it", double, (4,), needs=("head",), cost=2),
     ]
     assert started(jobs, workers=1) == ["head", "long", "rest of it", "short"]
+
+
+def test_the_last_jobs_share_the_cores(tmp_path):
+    """Each waits until three run at a time."""
+    run_jobs([ProcessJob(name, hold, (tmp_path, name, 3)) for name in "abc"], workers=2)
+
+
+@pytest.mark.parametrize(
+    ("costs", "workers", "at_once"),
+    [
+        ([1, 1, 1], 2, 3),
+        ([1, 1, 1, 1], 2, 2),  # two and two are as fast, with half the memory
+        ([1, 1, 1, 0, 0], 2, 4),  # what costs nothing does not count
+        ([3, 1, 1, 1], 2, 4),
+        ([1, 1, 1], 1, 1),
+        ([0, 0, 0], 2, 2),
+        ([1] * 7, 4, 7),
+    ],
+)
+def test_as_many_run_at_once_as_leave_no_core_idle_at_the_end(costs, workers, at_once):
+    queue = _Queue([ProcessJob(f"{i}", double, cost=cost) for i, cost in enumerate(costs)])
+    running: list[ProcessJob] = []
+    while job := queue.take(running, workers):
+        running.append(job)
+    assert len(running) == at_once
+
+
+def test_the_head_of_a_chain_shares_its_core_with_nobody():
+    jobs = [ProcessJob(name, double, cost=2) for name in ("a", "b", "head")]
+    queue = _Queue([*jobs, ProcessJob("rest", double, needs=("head",), cost=3)])
+    running = [queue.take([], 2), queue.take([jobs[2]], 2)]
+    assert [job and job.name for job in running] == ["head", "a"]
+    assert queue.take(jobs[:2], 2) is None
+    queue.end(jobs[2], None, None)
+    assert [job and job.name for job in (queue.take(jobs[:1], 2), queue.take(jobs[:2], 2))] == ["rest", "b"]
 
 
 def test_a_job_that_measures_time_has_the_machine_to_itself():
