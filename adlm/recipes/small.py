@@ -12,13 +12,14 @@ from adlm.anchors.rules import RareInSequence
 from adlm.data.config import Corpus
 from adlm.data.documents import Lines
 from adlm.data.packing import Padded, Wrapped
+from adlm.diffusion.blocks import BlockMasking
 from adlm.diffusion.corruption import CountMasking
 from adlm.errors import UnknownName
 from adlm.models.hand_over import Hidden
 from adlm.models.network import NetworkConfig
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.sizes import SIZES
-from adlm.models.stack import StackConfig
+from adlm.models.stack import Attention, StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
@@ -139,28 +140,33 @@ def _reinjecting(network: NetworkConfig, anchor_layers: int) -> NetworkConfig:
 
 
 def _model(
-    kind: str, stack: StackConfig, stages: tuple[int, int], *, positions: int
+    kind: str, stack: StackConfig, stages: tuple[int, int], *, positions: int, block_size: int = 16
 ) -> tuple[NetworkConfig, Objective]:
     """Rows that begin with their text let a model learn positions (`positions`)."""
     stack = replace(stack, convolution=5, query_key_norm=True)
     masking, rule = CountMasking(), RareInSequence(5)
 
-    def one(*, causal: bool = False) -> NetworkConfig:
-        network = OneStageConfig(
-            replace(stack, attention="causal" if causal else "full"), tied=True, positions=positions
-        )
+    blocks = BlockMasking((block_size,))
+
+    def one(attention: Attention = "full") -> NetworkConfig:
+        network = OneStageConfig(replace(stack, attention=attention), tied=True, positions=positions)
         return _reinjecting(network, stages[0])
 
-    def two(*, causal: bool = False) -> NetworkConfig:
-        anchor = replace(stack, layers=stages[0], attention="causal" if causal else "full")
+    def two(attention: Attention = "full") -> NetworkConfig:
+        anchor = replace(stack, layers=stages[0], attention=attention)
         return TwoStageConfig(anchor, stages[1], Hidden(), tied=True, positions=positions)
 
+    def in_blocks(network: NetworkConfig) -> NetworkConfig:
+        return network.variant(attention="block", block_size=block_size, shift=True, input_reinjection=0)
+
     models: dict[str, tuple[NetworkConfig, Objective]] = {
-        "ar": (one(causal=True), CrossEntropy()),
+        "ar": (one("causal"), CrossEntropy()),
         "mdlm": (one(), Nelbo(masking)),
         "adlm": (two(), Anelbo(masking, rule, gamma=0.05, masked_only=True)),
         "adlm-gamma0": (two(), Anelbo(masking, rule, gamma=0.0, masked_only=True)),
-        "a2r": (two(causal=True), AnchoredCrossEntropy(rule, gamma=0.05)),
+        "a2r": (two("causal"), AnchoredCrossEntropy(rule, gamma=0.05)),
+        "block": (in_blocks(one()), Nelbo(blocks)),
+        "adlm-block": (in_blocks(two()), Anelbo(blocks, rule, gamma=0.05, masked_only=True)),
     }
     if kind not in models:
         raise UnknownName("kind of model", kind, KINDS)

@@ -52,12 +52,9 @@ class Blocks(Unmasking):
         return self.inner.remasks
 
     def suited(self, network: Network) -> tuple[Sampler, Network]:
-        if network.attention != "block" and not (network.shifted and not network.causal):
-            if not self.size:
-                return self.inner, network
-            return self, network
-        network = network.in_blocks(self.size)
-        if network.causal:
+        if network.attention == "block" or (network.shifted and not network.causal):
+            network = network.in_blocks(self.size)
+        if network.causal and self.size == 1:
             return LeftToRight(self.inner.filters), network
         return (self if self.size else self.inner), network
 

@@ -43,7 +43,9 @@ class RandomInit(Init):
 
 @dataclass(frozen=True)
 class Finetune(Init):
-    """The weights of another model of the same network; only dropout may differ.
+    """The weights of another model of the same network; dropout may differ, and what positions see.
+
+    So a left-to-right model starts one that reads blocks, or whole rows, if that is shifted too.
 
     Args:
         model: a folder, or owner/name on the Hub.
@@ -60,6 +62,7 @@ class Finetune(Init):
                 asked, f"it is {type(other).__name__}, the run trains {type(model).__name__}", fix, subject="init"
             )
         _check_same(_differences("network", getattr(model, "config", None), getattr(other, "config", None)), asked)
+        _check_shift(model, other, asked)
         model.load_state_dict(other.state_dict())
 
 
@@ -98,6 +101,7 @@ class AnchorFrom(Init):
             *_differences("network.tied", ours.tied, ours.tied and theirs.tied),
         ]
         _check_same(differences, asked)
+        _check_shift(model, other, asked)
         model.embedding.load_state_dict(other.embedding.state_dict())
         model.anchor.load_state_dict(other.stack.state_dict())
         model.anchor_head.load_state_dict(other.head.state_dict())
@@ -170,11 +174,26 @@ def _load(name: str, tokenizer: Tokenizer, asked: str) -> LanguageModel:
     return model
 
 
+# Fields without weights. Dropout is off when a model is used; what positions see may change from run to run.
+_WITHOUT_WEIGHTS = ("dropout", "attention", "denoiser_attention", "block_size", "shift")
+
+
+def _check_shift(ours: LanguageModel, theirs: LanguageModel, asked: str) -> None:
+    if ours.shifted != theirs.shifted:
+        raise ModelError(
+            asked,
+            f"its positions read {'the token before' if theirs.shifted else 'their own token'}, those of the run "
+            f"{'the token before' if ours.shifted else 'their own'}",
+            f"set network.shift={str(theirs.shifted).lower()}",
+            subject="network.shift",
+        )
+
+
 def _differences(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Fields that make another network. Dropout has no weights and is off when a model is used."""
+    """Fields that make another network."""
     if type(ours) is type(theirs) and is_dataclass(ours):
         for field in fields(ours):
-            if field.name != "dropout":
+            if field.name not in _WITHOUT_WEIGHTS:
                 yield from _differences(f"{name}.{field.name}", getattr(ours, field.name), getattr(theirs, field.name))
     elif ours != theirs:
         yield name, _kind(ours), _kind(theirs)

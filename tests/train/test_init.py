@@ -119,7 +119,7 @@ def test_a_tied_model_can_start_an_untied_one_and_not_the_other_way_round(tmp_pa
 
 @pytest.mark.parametrize(
     "changes",
-    [{"width": 32}, {"layers": 3}, {"heads": 4}, {"causal": True}, {"layers": 1, "query_key_norm": True}],
+    [{"width": 32}, {"layers": 3}, {"heads": 4}, {"layers": 1, "query_key_norm": True}],
     ids=str,
 )
 def test_fields_that_differ_are_named(tmp_path, changes):
