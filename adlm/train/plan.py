@@ -221,9 +221,8 @@ def memory(
 
     Weights, gradients and averages are float32; in bfloat16 a copy of the weights is kept from the forward pass to
     the backward pass. AdamW has two states a weight, Muon one. Activations are those of `activation_bytes`, of rows
-    without padding. Logits are one table of a slice of positions, two in bfloat16, or four where an objective lets autograd
-    have them;
-    and for each head whose loss is taken, its gradient before it is added to the others.
+    without padding. Logits are one table of a slice of positions, two in bfloat16, or four where an objective lets
+    autograd have them; and for each head whose loss is taken, its gradient before it is added to the others.
 
     Args:
         rows: of a micro-batch.
