@@ -11,13 +11,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from adlm.convert.description import Options, settings_of
+from adlm.convert.families import FAMILIES, no_counterpart
+from adlm.convert.from_causal import from_causal
+from adlm.convert.from_llama2c import from_llama2c, is_llama2c
 from adlm.convert.from_official import Converted, from_official
 from adlm.convert.from_transformers import from_transformers
 from adlm.convert.official import to_official
 from adlm.errors import ConfigError, ModelError
 from adlm.models.hub import BOX, find_model
 from adlm.models.io import CONFIG, WEIGHTS, is_model, load_model, save_model
-from adlm.models.transformers_causal import KINDS
+from adlm.text_model import TextModel
 
 Target = Literal["adlm", "official"]
 _CHECKPOINTS = (".ckpt", ".pth", ".pt", ".bin", ".safetensors")
@@ -76,10 +79,32 @@ def _check_target(out: Path, to: Target, asked: str) -> None:
 
 
 def converted(source: Path, options: Options = Options()) -> Converted:  # noqa: B008
-    """The model in a checkpoint of ADLM, MDLM, AR or SEDD, or in a folder of a causal model of transformers."""
-    if source.is_dir() and settings_of(source, f"asked to convert {source}").get("model_type") in KINDS:
-        return from_transformers(source, options)
+    """The model in a checkpoint of ADLM, MDLM, AR or SEDD, in a folder of a causal model of transformers, or in the
+    files of llama2.c."""
+    if is_llama2c(source):
+        return from_llama2c(source, options)
+    if source.is_dir():
+        settings = settings_of(source, f"asked to convert {source}")
+        if settings.get("model_type") in FAMILIES:
+            lacking = no_counterpart(settings)
+            return from_causal(source, options) if lacking is None else _from_library(source, lacking, options)
     return from_official(source, options)
+
+
+def _from_library(folder: Path, lacking: str, options: Options) -> Converted:
+    """As a network of transformers, and says why."""
+    made = from_transformers(folder, options)
+    return made._replace(report=[*made.report, f"it stays a network of transformers: none here has {lacking}"])
+
+
+def from_ar(source: str | Path, options: Options = Options()) -> TextModel:  # noqa: B008
+    """A left-to-right model of another family as a text model of this package, ready to be read in blocks.
+
+    Args:
+        source: a folder or file that `converted` reads.
+    """
+    made = converted(Path(source), options)
+    return TextModel(made.model, made.config, made.tokenizer)
 
 
 def check_free(out: Path, *, force: bool, asked: str) -> None:
