@@ -20,7 +20,7 @@ from benchmarks._record import record
 from benchmarks.train.worker import SIZES
 
 HERE = Path(__file__).resolve().parents[2]
-STEPS = {"demo": 10, "box": 2, "wide": 1}  # of a turn
+STEPS = {"demo": 5, "box": 1, "wide": 1}  # of a turn
 
 
 class Worker:
