@@ -27,7 +27,7 @@ def by_hand(x: Tensor) -> bool:
 
 def short_rows(q: Tensor, k: Tensor) -> bool:
     """Whether `Attention` is faster than the kernel of the library for queries and keys [B, H, L, D/H]."""
-    return by_hand(q) and q.shape[1] == k.shape[1] and k.shape[-2] <= SHORT and q.numel() > 0
+    return by_hand(q) and k.shape[-2] <= SHORT and q.numel() > 0 and q.shape[1] == k.shape[1]
 
 
 class Convolution(torch.autograd.Function):

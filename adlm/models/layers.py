@@ -111,21 +111,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(turned if not rest.shape[-1] else [*turned, rest], dim=-1)
 
 
-def rotates_by_hand(x: Tensor, layout: Layout, head_width: int) -> bool:
-    """Whether `queries_keys_values` is the way: gradients are wanted on a CPU, and all channels are rotated."""
-    return by_hand(x) and 2 * layout.cos.shape[-1] == head_width
-
-
 def queries_keys_values(
     x: Tensor, layout: Layout, counts: tuple[int, int, int], *, normalise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Products [B, L, heads of all three, D/H] -> q, k and v [B, L, heads, D/H], q and k rotated, by hand.
+    """q, k, v [B, H, L, D/H] from their products [B, L, heads of all three, D/H]; q and k are rotated.
 
     Args:
         counts: heads of queries, keys and values.
         normalise: queries and keys, before they are rotated.
     """
-    q, k, v = Heads.apply(x, layout.cos.squeeze(-2), layout.sin.squeeze(-2), counts, normalise)
+    if by_hand(x):
+        heads: tuple[Tensor, Tensor, Tensor] = Heads.apply(
+            x, layout.cos.squeeze(-2), layout.sin.squeeze(-2), counts, normalise
+        )
+        return heads
+    both, v = x.split([counts[0] + counts[1], counts[2]], 2)
+    if normalise:
+        both = F.rms_norm(both, both.shape[-1:])
+    q, k = rotate(both, layout.cos.squeeze(-2), layout.sin.squeeze(-2)).split(counts[:2], 2)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import adlm.models.hand_gradients as module
 from adlm.models import layers
-from adlm.models.layers import Layout, ShortConvolution, attend
+from adlm.models.layers import Layout, ShortConvolution, attend, queries_keys_values
 from adlm.models.stack import StackConfig
 
 ROWS, LENGTH, HEADS, WIDTH = 3, 7, 2, 6
@@ -59,17 +59,15 @@ def test_convolution(both_ways, segments, shifted, size):
 
 @pytest.mark.parametrize("rows", [(), (ROWS,)], ids=["same angles", "angles by row"])
 @pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize(("heads", "key_heads", "queries"), [(2, 2, 2), (4, 2, 4), (4, 2, 0)])
-def test_queries_keys_and_values(both_ways, rows, normalise, heads, key_heads, queries):
+@pytest.mark.parametrize("counts", [(2, 2, 2), (4, 2, 1)])
+def test_queries_keys_and_values(both_ways, rows, normalise, counts):
     angles = drawn(*rows, LENGTH, 1, 1, WIDTH // 2, seed=1).detach()
     layout = Layout(angles.cos(), angles.sin(), None, None)
-    config = StackConfig(WIDTH * heads, heads, 1, kv_heads=key_heads, query_key_norm=normalise)
-    block = config.build().blocks[0]
 
     def function(x):
-        return tuple(part for part in block._split(x, layout, queries) if part.numel())
+        return queries_keys_values(x, layout, counts, normalise=normalise)
 
-    for hand, plain in both_ways(function, drawn(ROWS, LENGTH, (queries + 2 * key_heads) * WIDTH)):
+    for hand, plain in both_ways(function, drawn(ROWS, LENGTH, sum(counts), WIDTH)):
         torch.testing.assert_close(hand, plain)
 
 
