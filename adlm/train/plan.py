@@ -221,8 +221,8 @@ def memory(
 
     Weights, gradients and averages are float32; in bfloat16 a copy of the weights is kept from the forward pass to
     the backward pass. AdamW has two states a weight, Muon one. Activations are those of `activation_bytes`, of rows
-    without padding. Logits are two tables of a slice of positions, or four where an objective lets autograd have them;
-    and for each head whose loss is taken, its gradient before it is added to the others.
+    without padding. Logits are one table of a slice of positions, two in bfloat16, or four where an objective lets
+    autograd have them; and for each head whose loss is taken, its gradient before it is added to the others.
 
     Args:
         rows: of a micro-batch.
@@ -259,7 +259,7 @@ def memory(
         optimizer=4 * states // parts,
         ema=4 * weights * bool(run.train.ema_decay) // parts,
         activations=each * tokens,
-        logits=table * ((4 + short) if fused else 16) + heads,
+        logits=table * ((4 if short == 4 else 4 + short) if fused else 16) + heads,
     )
 
 
