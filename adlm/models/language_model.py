@@ -195,28 +195,27 @@ class LanguageModel(nn.Module, ABC):
         """An empty cache for `read_block`, with room for `length` tokens in each of `rows` rows."""
         if self.cache_kind != "blocks":
             raise ConfigError("only models with block-causal attention cache blocks", subject="attention")
-        # The last block of a row, read as a whole, and the site that reads its last token.
-        device = next(self.parameters()).device
-        return FinishedBlocks(rows, length + self.block_size + 1, device)
+        # The last block of a row is read whole, and then the site of its last token.
+        return FinishedBlocks(rows, length + self.block_size + 1)
 
     @torch.no_grad()
     def read_block(
         self,
         tokens: Tensor,
-        start: Tensor,
+        start: list[int],
         cache: FinishedBlocks,
         *,
-        rows: Tensor | None = None,
+        rows: list[int] | None = None,
         output_mask: Tensor | None = None,
         stage: AnchorState | None = None,
     ) -> BlockFeatures:
-        """Read the block of each row that begins at `start` [R], a multiple of `block_size`.
+        """Read the block of each row that begins at `start`, a multiple of `block_size`.
 
         Positions before it that the cache does not hold yet are read too, and stored: they have to be final.
 
         Args:
             tokens: [R, L] the rows.
-            rows: [R] numbers of these rows in the cache; None for all of them, in order.
+            rows: numbers of these rows in the cache; None for all of them, in order.
             output_mask: [R, L] bool, within the block; by default all of it.
             stage: of an earlier call for the same blocks; the anchor stage is then not computed.
         """
@@ -228,14 +227,17 @@ class LanguageModel(nn.Module, ABC):
             mask_id=self.vocabulary.mask_id,
             first_id=self.start_id if self.shifted else None,
             rows=rows,
+            last=self.stages == 2,  # whose anchor stage may be used again when the last token is known
         )
         if output_mask is None:
             inside = torch.ones(len(tokens), block.length, dtype=torch.bool, device=tokens.device)
         else:
             columns = block.columns[:, : block.length]
-            inside = F.pad(output_mask, (0, 1)).gather(1, columns.clamp_max(tokens.shape[1]))
+            columns = columns.expand(len(tokens), -1).clamp_max(tokens.shape[1])
+            inside = F.pad(output_mask, (0, 1)).gather(1, columns)
         features = self._read_current(block, inside, stage)
-        cache.lengths[slice(None) if rows is None else rows] = start
+        for row, first in zip(range(len(start)) if rows is None else rows, start, strict=True):
+            cache.lengths[row] = first
         return features
 
     def _read_current(self, block: CurrentBlock, output_mask: Tensor, stage: AnchorState | None) -> BlockFeatures:

@@ -57,12 +57,12 @@ class Uncached(NetworkWrapper):
 
     def read_block(self, tokens, start, cache, *, rows=None, output_mask=None, stage=None):
         tokens = tokens.clone()
-        for row, begin in zip(tokens, start.tolist(), strict=True):
+        for row, begin in zip(tokens, start, strict=True):
             row[begin + self.block_size :] = MASK
         features = self.network.features(tokens, output_mask=output_mask)
         part = None
         if features.anchor is not None:
-            index = start[:, None, None] + torch.arange(self.block_size + 1)[None, :, None]
+            index = torch.tensor(start)[:, None, None] + torch.arange(self.block_size + 1)[None, :, None]
             part = features.anchor.take_along_dim(index.clamp_max(tokens.shape[1] - 1), 1)
             part = AnchorState(part, part, part)
         return BlockFeatures(features.final, part)
