@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adlm.convert.contents import some
 from adlm.convert.description import Options, natural, only, settings_of
-from adlm.convert.families import FAMILIES, Family, nearest_family, no_counterpart
+from adlm.convert.families import FAMILIES, ModelFamily, nearest_family, no_counterpart
 from adlm.convert.from_official import Converted
 from adlm.convert.native import native_config, native_model
 from adlm.data.packing import Wrapped
@@ -91,7 +91,7 @@ def _opened(path: Path, asked: str) -> Any:
 class _NamedWeights:
     """Weights by the family's names without their prefix; remembers which were read."""
 
-    def __init__(self, stored: Mapping[str, Callable[[], Tensor]], family: Family, asked: str) -> None:
+    def __init__(self, stored: Mapping[str, Callable[[], Tensor]], family: ModelFamily, asked: str) -> None:
         self.prefix, self.asked = family.prefix, asked
         self.stored = {
             key.removeprefix(self.prefix): (key, read) for key, read in stored.items() if not _BUFFERS.fullmatch(key)

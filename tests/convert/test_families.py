@@ -98,7 +98,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
         finished = one.finished_blocks(2, 9)
         for start in range(9):
             row = tokens.masked_fill(torch.arange(9) >= start, SIZE)
-            agree(one.read_block(row, torch.full((2,), start), finished).final, slice(start, start + 1))
+            agree(one.read_block(row, [start] * 2, finished).final, slice(start, start + 1))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "qwen2", "qwen3"])

@@ -109,7 +109,7 @@ def test_logits_are_those_of_the_original_however_rows_are_read(files):
         finished = one.finished_blocks(2, 9)
         for start in range(9):
             row = tokens.masked_fill(torch.arange(9) >= start, SIZE)
-            agree(one.read_block(row, torch.full((2,), start), finished).final, slice(start, start + 1))
+            agree(one.read_block(row, [start] * 2, finished).final, slice(start, start + 1))
 
 
 def test_the_mask_is_new_and_starts_as_the_mean(files):
