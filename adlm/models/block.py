@@ -15,7 +15,7 @@ from adlm.models import int8
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
 from adlm.models.derived import Deriving
-from adlm.models.layers import CleanSites, Layout, ShortConvolution, attend, gelu, rotate
+from adlm.models.layers import CleanSites, Layout, ShortConvolution, attend, gelu, queries_keys_values, rotate
 
 if TYPE_CHECKING:
     from adlm.models.stack import StackConfig
@@ -194,15 +194,13 @@ class Block(Deriving):
             return self._attention_in_blocks(h, layout, layout.clean, outputs, memory)
         few = few_of(outputs.mask) if outputs is not None and self._may_leave_out_queries() else None
         if few is None:
-            q, k, v = self._split(self._mapped("qkv", self.qkv, h), layout, self.heads)
-            if torch.is_grad_enabled():
-                v = v.contiguous()  # as a view it would keep q and k before rotation in memory until the backward pass
+            q, k, v = self._queries_keys_values(h, layout)
         else:
             _, k, v = self._split(self._part(h, slice(self._queries, None)), layout, 0)
             layout = layout.at(few.positions)
             asking = h.take_along_dim(few.positions[:, :, None], 1)
             q = self._rotated(self._part(asking, slice(self._queries)), layout, self.heads)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if memory is not None:
             assert isinstance(memory, BlockCache)
             k, v = memory.append(k, v)
@@ -224,10 +222,10 @@ class Block(Deriving):
         if asking < h.shape[1] and isinstance(self.qkv, nn.Linear):
             _, k, v = self._split(self._part(h, slice(self._queries, None)), layout, 0)
             q = self._rotated(self._part(h[:, :asking], slice(self._queries)), layout.first(asking), self.heads)
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         else:
-            q, k, v = self._split(self._mapped("qkv", self.qkv, h), layout, self.heads)
-            q = q[:, :asking]
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            q, k, v = self._queries_keys_values(h, layout)
+            q = q[:, :, :asking]
         if memory is not None:
             assert isinstance(memory, SlotMemory)
             k, v = memory.place(k, v)
@@ -241,6 +239,16 @@ class Block(Deriving):
             mixed = torch.cat([mixed, read], 2)
         mixed = mixed.transpose(1, 2).flatten(2)
         return mixed if outputs is None else outputs.select(mixed)
+
+    def _queries_keys_values(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, D] -> [B, heads, L, D/H] each, queries and keys as attention compares them."""
+        products = self._mapped("qkv", self.qkv, h)
+        if self.query_norm is None and 2 * layout.cos.shape[-1] == self.head_width:
+            counts = (self.heads, self.key_heads, self.key_heads)
+            products = products.unflatten(-1, (-1, self.head_width))
+            return queries_keys_values(products, layout, counts, normalise=self.query_key_norm)
+        q, k, v = self._split(products, layout, self.heads)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _mapped(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
         # Adapters (LoRA) act only where their map is called.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from adlm.errors import ConfigError
+from adlm.models.hand_gradients import SHORT
 from adlm.models.network import NetworkConfig, Vocabulary
 
 
@@ -100,6 +101,7 @@ def activation_bytes(
     anchors: float = 0.0,
     short: int = 4,
     activation_checkpointing: bool = False,
+    cpu_length: int = 0,
 ) -> int:
     """Bytes per token that a training step keeps for its backward pass.
 
@@ -110,9 +112,16 @@ def activation_bytes(
         scored, anchors: as in `training_work`.
         short: bytes of a number in matrix products: 2 in bfloat16.
         activation_checkpointing: blocks keep their input only, and one at a time all the rest.
+        cpu_length: length of rows on a CPU, which keeps the attention probabilities of short ones; 0 elsewhere.
     """
     _check_counted(network)
     blocks = [(stack.layers, *stack.block_activations(short)) for stack in network.stacks]
+    if 0 < cpu_length <= SHORT:
+        # In float32, and so are queries, keys and values. Normalised queries and keys are kept once.
+        more = [
+            4 * s.heads * cpu_length // s.width + 3 * (4 - short) - short * s.query_key_norm for s in network.stacks
+        ]
+        blocks = [(layers, before + extra, after) for (layers, before, after), extra in zip(blocks, more, strict=True)]
     before, after = blocks[-1][1:]
     if activation_checkpointing:
         widths: float = sum(network.layers) * 4 + before + after

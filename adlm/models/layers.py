@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
+from adlm.models.hand_gradients import Attention, Convolution, Heads, by_hand, short_rows
 
 
 class Layout(NamedTuple):
@@ -110,12 +111,38 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(turned if not rest.shape[-1] else [*turned, rest], dim=-1)
 
 
+def queries_keys_values(
+    x: Tensor, layout: Layout, counts: tuple[int, int, int], *, normalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v [B, H, L, D/H] from their products [B, L, heads of all three, D/H]; q and k are rotated.
+
+    Args:
+        counts: heads of queries, keys and values.
+        normalise: queries and keys, before they are rotated.
+    """
+    if by_hand(x):
+        heads: tuple[Tensor, Tensor, Tensor] = Heads.apply(
+            x, layout.cos.squeeze(-2), layout.sin.squeeze(-2), counts, normalise
+        )
+        return heads
+    both, v = x.split([counts[0] + counts[1], counts[2]], 2)
+    if normalise:
+        both = F.rms_norm(both, both.shape[-1:])
+    q, k = rotate(both, layout.cos.squeeze(-2), layout.sin.squeeze(-2)).split(counts[:2], 2)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, hidden: Tensor | None) -> Tensor:
     """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H], without what is hidden.
 
     Keys and values may have fewer heads, each for a group of queries. `causal` says that `hidden` is the plain
     triangle, which the kernels know by themselves.
     """
+    if short_rows(q, k):
+        if causal and hidden is None:
+            hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        mixed: Tensor = Attention.apply(q, k, v, hidden)
+        return mixed
     mask = None if causal or hidden is None else ~hidden
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
@@ -171,6 +198,9 @@ class ShortConvolution(nn.Module):
         size, length, segments = len(self.weight), x.shape[1], layout.segments
         sides = reach(size, shifted=layout.shifted)
         before = sides[0]
+        if memory is None and by_hand(x):
+            out: Tensor = Convolution.apply(x, self.weight, before, segments)
+            return out
         if memory is None:
             padded = F.pad(x, (0, 0, *sides))
         else:

@@ -19,7 +19,6 @@ from adlm.data.prompts import Prompts
 from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig
 from adlm.data.tokenizer import load_tokenizer
-from adlm.distributed import bf16_is_fast
 from adlm.errors import ConfigError
 from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, training_work
 from adlm.models.language_model import LanguageModel
@@ -27,7 +26,8 @@ from adlm.models.network import Vocabulary
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
-from adlm.train.optimizers import MuonOptimizer
+from adlm.train.execution import Execution, choose
+from adlm.train.muon import MuonOptimizer
 from adlm.train.run import Run
 
 # Of what matrix products alone reach on the device. Between .3 and .7 was measured (docs/log.md): less for narrow
@@ -213,7 +213,9 @@ class MemoryEstimate(NamedTuple):
         return sum(self)
 
 
-def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: int = 1) -> MemoryEstimate:
+def memory(
+    run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: int = 1, cpu: bool = False
+) -> MemoryEstimate:
     """What training needs, about. What allocators and libraries hold on to comes on top: on a CPU, up to half as much
     again was measured.
 
@@ -225,6 +227,7 @@ def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: in
     Args:
         rows: of a micro-batch.
         parts: processes over which weights, gradients, optimiser states and averages are spread.
+        cpu: whether they compute on a CPU, where attention on short rows keeps more.
     """
     model = _meta(run, vocabulary)
     weights = sum(parameter.numel() for parameter in model.parameters())
@@ -245,6 +248,7 @@ def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: in
         anchors=anchors,
         short=short,
         activation_checkpointing=run.train.activation_checkpointing,
+        cpu_length=row_length(run.data) if cpu else 0,
     )
     fused = isinstance(run.objective, Nelbo | CrossEntropy)
     table = min(SLICE_LOGITS, round(tokens * scored) * vocabulary.size)
@@ -264,7 +268,7 @@ class RunPlan(NamedTuple):
 
     Args:
         parts: that weights, gradients and optimiser states are in.
-        bf16: whether matrix products are in bfloat16 there.
+        execution: type of matrix products and threads there.
         micro_batch_size, micro_batches: rows of a micro-batch, and how many of them each process computes in a step.
         memory: of each process.
         speed: operations per second of matrix products alone on the device, measured when the plan was made.
@@ -274,7 +278,7 @@ class RunPlan(NamedTuple):
     world_size: int
     parts: int
     device: str
-    bf16: bool
+    execution: Execution
     micro_batch_size: int
     micro_batches: int
     memory: MemoryEstimate
@@ -307,11 +311,15 @@ def plan(
     """
     sums = summary(run, vocabulary=vocabulary, world_size=world_size)
     micro_batch_size, micro_batches = _micro_batches(run, sums.rows, world_size)
-    bf16 = run.train.bf16 and bf16_is_fast(device)
+    device = torch.device(device)
+    execution = choose(run.train.precision, run.network, sums.vocabulary, sums.length, device, world_size == 1)
     parts = world_size if shard else 1
-    needed = memory(run, sums.vocabulary, rows=micro_batch_size, bf16=bf16, parts=parts)
-    speed = matmul_speed(str(device), bf16)
-    return RunPlan(sums, world_size, parts, str(device), bf16, micro_batch_size, micro_batches, needed, speed)
+    needed = memory(
+        run, sums.vocabulary, rows=micro_batch_size, bf16=execution.bf16, parts=parts, cpu=device.type == "cpu"
+    )
+    with execution.threaded():
+        speed = matmul_speed(str(device), execution.bf16)
+    return RunPlan(sums, world_size, parts, str(device), execution, micro_batch_size, micro_batches, needed, speed)
 
 
 @cache
