@@ -123,6 +123,8 @@ def foreign_path(source: str | Path, *, asked: str) -> Path | None:
         return None
     if path.exists() or path.suffix in _CHECKPOINTS:
         return path
+    if "/" not in str(source):  # no name of the Hub either
+        return None
     try:
         find_model(source, asked=asked)
     except ModelError as error:
