@@ -15,7 +15,7 @@ from adlm.samplers.state import Prediction, SamplerState
 
 
 class Offer(NamedTuple):
-    """Of each of N blanks: its score, its entropy if asked for, and the token and its probability where one was drawn."""
+    """Of each of N blanks: score, entropy if asked for, and the token and its probability where one was drawn."""
 
     score: Tensor
     entropy: Tensor | None = None
