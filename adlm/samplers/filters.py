@@ -86,7 +86,7 @@ class TopP(Filter):
         if self.p == 1:
             return logits
         ranked = _descending(logits)
-        place, _ = crossing((ranked - ranked[:, :1]).exp_(), self.p, reached=self.keep_crossing)
+        place, _ = crossing(ranked.softmax(-1), self.p, reached=self.keep_crossing)
         count = place + 1 if self.keep_crossing else place.clamp_min(1)
         return _likeliest(logits, ranked, count.clamp_max(logits.shape[-1]))
 
