@@ -223,6 +223,8 @@ class Block(Deriving):
             qkv = self._heads(self._mapped("qkv", self.qkv, h))
             q, k = self._rotated(qkv[:, :, :2], layout).unbind(2)
             q, v = q[:, :asking], qkv[:, :, 2]
+        if torch.is_grad_enabled():
+            v = v.contiguous()  # as in `_attention`
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if memory is not None:
             assert isinstance(memory, SlotMemory)

@@ -21,7 +21,8 @@ class Layout(NamedTuple):
     segments: [B, L]; positions of one row see each other if these are equal; None: all do. If rows are read in parts,
         those of the positions before these come first.
     hidden: [L, L] or [B, 1, L, L] bool, True where a position (row) must not see another (column); None: nowhere.
-        If rows are read in parts, there are columns for the positions before these too.
+        If rows are read in parts, there are columns for the positions before these too. Passes in blocks have what is
+        added to the scores instead, -inf or 0.
     causal: `hidden` is the plain triangle.
     shifted: positions read the token before theirs, so a convolution looks to the left only.
     clean: for passes in blocks, how the clean sites are read, which come after those that `hidden` is about.
@@ -53,7 +54,7 @@ class CleanSites(NamedTuple):
     """The part of a layout that passes in blocks add. See `adlm.models.two_copies`.
 
     first: number of the first clean site; those before it are noisy.
-    hidden: [B|1, 1, C, K] bool, what the clean sites must not see; None for the plain triangle.
+    hidden: [B|1, 1, C, K], what the clean sites must not see; None for the plain triangle.
     neighbours: [B|1, size, S] sites that a convolution reads, -1 for none; None without a convolution.
     """
 
@@ -102,11 +103,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, hidden: Tensor | None) -> Tensor:
-    """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H], without what is hidden.
+    """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H], without what is hidden (bool, or -inf and 0).
 
     `causal` says that `hidden` is the plain triangle, which the kernels know by themselves.
     """
-    mask = None if causal or hidden is None else ~hidden
+    mask = None if causal or hidden is None else ~hidden if hidden.dtype == torch.bool else hidden
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 

@@ -76,22 +76,29 @@ class StackConfig:
         """Whether positions see only what is to their left."""
         return self.attention == "causal"
 
-    def block_work(self, length: int) -> tuple[int, int]:
-        """Multiplications per token in a block, in rows of `length`: up to the attention scores, and after them.
+    def block_work(self, sites: int, pairs: int) -> tuple[int, int]:
+        """Multiplications of a row in a block: up to the attention scores, and after them.
 
         3 maps of D x D and a row of scores twice; then 1 + 2 ratio maps.
+
+        Args:
+            sites: at which the row is read: its length, and more for block diffusion.
+            pairs: of sites whose attention score is computed.
         """
         square = self.width**2
-        return 3 * square + 2 * length * self.width, (1 + 2 * self.mlp_ratio) * square
+        return 3 * square * sites + 2 * pairs * self.width, (1 + 2 * self.mlp_ratio) * square * sites
 
     def block_activations(self, short: int) -> tuple[int, int]:
         """Bytes per token, in units of D, that a block keeps for its backward pass: before attention, and after it.
 
         The residual stream before each half, in float32; and in the type of matrix products, of `short` bytes, its two
         normalised inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2 ratio
-        in all. Dropout adds 2, a convolution 1, normalised queries and keys 3, the time 2 of float32 and 2 more.
+        in all. Dropout adds 2, a convolution 1, normalised queries and keys 3, the time 2 of float32 and 2 more. In
+        block diffusion, what the heads gather is joined from two parts, and a convolution keeps all that it reads.
         """
         before = 4 + short * (5 + bool(self.convolution) + 3 * self.query_key_norm) + 4 * self.timed
+        if self.attention == "block":
+            before += short + 4 * self.convolution
         after = 4 + short * (1 + 2 * self.mlp_ratio + 2 * bool(self.dropout)) + (4 + 2 * short) * self.timed
         return before, after
 
@@ -165,7 +172,15 @@ class Stack(Deriving):
         cos, sin = self.rotary(positions[:, :, None, None])
         if len(cos) == 1:
             cos, sin = cos[0], sin[0]
-        return Layout(cos, sin, None, hidden, shifted=shifted, clean=clean)
+        clean = clean._replace(hidden=self._added(clean.hidden))
+        return Layout(cos, sin, None, self._added(hidden), shifted=shifted, clean=clean)
+
+    def _added(self, hidden: Tensor | None) -> Tensor | None:
+        """What attention adds to the scores, so that not every block makes it, and keeps it for its backward pass."""
+        if hidden is None:
+            return None
+        dtype = self.norm.weight.dtype
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
     def _layout(self, x: Tensor, segments: Tensor | None, start: int) -> Layout:
         """Of the positions `start` and after; `segments` [B, start + L] has those before them too."""

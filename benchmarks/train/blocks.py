@@ -88,11 +88,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [
-        {"setting": name, **row}
-        for name, setting in SETTINGS.items()
-        for row in ratios(*setting, options.rounds)
-    ]
+    rows = [{"setting": name, **row} for name, setting in SETTINGS.items() for row in ratios(*setting, options.rounds)]
     highest = max(float(row["of MDLM"]) for row in rows)
     record(
         "train_blocks",
