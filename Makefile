@@ -42,6 +42,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.sampling.growth
 	$(BIN)/python -m benchmarks.sampling.cost
 	$(BIN)/python -m benchmarks.train.speed
+	$(BIN)/python -m benchmarks.train.side_by_side
 	$(BIN)/python -m benchmarks.train.kill
 
 # The studies behind docs/results, hours on two cores. Corpora other than those that come with packages are looked for in

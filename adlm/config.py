@@ -54,6 +54,8 @@ def renamed(data: Any) -> Any:
     if kind == "StackConfig" and "causal" in data:
         causal = data["causal"]
         data = {"attention": "causal" if causal else "full", **{k: v for k, v in data.items() if k != "causal"}}
+    if kind == "TrainConfig" and "bf16" in data:
+        data = {"precision": "auto" if data["bf16"] else "float32", **{k: v for k, v in data.items() if k != "bf16"}}
     names = _OLD_FIELDS.get(kind, {})
     found = {names.get(key, key) if names.get(key) not in data else key: renamed(value) for key, value in data.items()}
     return {**found, "kind": kind}

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -144,17 +143,6 @@ def device_for(name: str) -> torch.device:
         fix = "use auto, cpu, cuda or mps"
         raise ConfigError(f"asked for the device {name!r}", reason, fix, subject=str(name)) from error
     return device
-
-
-@cache
-def bf16_is_fast(device: torch.device | str) -> bool:
-    """Whether the device multiplies bfloat16 in hardware; without that it is slower than float32, 100x on a CPU."""
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if kind == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return False
 
 
 def peak_memory(device: torch.device) -> int:

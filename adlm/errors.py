@@ -10,7 +10,8 @@
     │   └── NotUtf8      bytes that are not UTF-8
     ├── ModelError       a model folder or file that does not fit
     └── TrainingError    a run that must not continue
-        └── Interrupted  a run that was told to stop; it can be resumed
+        ├── Interrupted  a run that was told to stop; it can be resumed
+        └── JobsFailed   some of several jobs that were run side by side
 
 A message is one sentence where that says it all. Where the user has a real choice it has three parts: what was
 asked, what was found, what to do.
@@ -18,7 +19,7 @@ asked, what was found, what to do.
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -102,6 +103,16 @@ class Interrupted(TrainingError):
     def __init__(self, asked: str, found: str, fix: str, signal: int) -> None:
         super().__init__(asked, found, fix)
         self.signal = signal
+
+
+class JobsFailed(TrainingError):
+    """Some of several jobs failed. `errors` has theirs by name, `values` what the others returned."""
+
+    def __init__(
+        self, asked: str, found: str, fix: str, *, errors: Mapping[str, AdlmError], values: Mapping[str, Any]
+    ) -> None:
+        super().__init__(asked, found, fix, subject=", ".join(errors))
+        self.errors, self.values = errors, values
 
 
 class UnknownName(ConfigError):

@@ -1,7 +1,9 @@
-"""The C library's memory, in processes that are our own: commands and workers, not programs that import us."""
+"""Memory: of the C library, in processes that are our own (commands and workers, not programs that import us); of the
+machine."""
 
 import ctypes
 import os
+from pathlib import Path
 
 # glibc's names for mallopt.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -22,3 +24,12 @@ def keep_freed_memory(mebibytes: int = 256) -> bool:
     except (AttributeError, OSError, TypeError):  # another system, or another C library
         return False
     return bool(mallopt(_TRIM_THRESHOLD, mebibytes << 20)) and bool(mallopt(_MMAP_THRESHOLD, 32 << 20))
+
+
+def available_bytes() -> int | None:
+    """Memory that a process could take without swapping, as Linux estimates it; None on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)

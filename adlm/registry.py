@@ -83,7 +83,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.samplers.filters", "Forced"),
     },
     "hand_over": _in("adlm.models.hand_over", "Logits", "Probabilities", "Hidden", "Continued"),
-    "init": _in("adlm.train.init", "RandomInit", "Finetune", "AnchorFrom", "Pretrained"),
+    "init": _in("adlm.train.init", "RandomInit", "Finetune", "AnchorFrom", "SplitFrom", "Pretrained"),
     "lr_schedule": _in("adlm.train.lr_schedules", "Constant", "CosineDecay", "StableDecay"),
     "network": {
         **_in("adlm.models.one_stage", "OneStageConfig"),

@@ -66,9 +66,9 @@ class TableModel(LanguageModel):
         return final.index_fill(-1, torch.tensor([self.vocabulary.mask_id]), -torch.inf)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared() -> Path:
-    """Real corpora and official figures, beside the repository where there are any."""
+    """Real corpora, models and official figures, beside the repository where there are any."""
     folder = Path(__file__).resolve().parents[2] / "shared"
     if not folder.is_dir():
         pytest.skip("no folder `shared` with reference data beside the repository")

@@ -25,7 +25,8 @@ LAYERS = [
     ["objectives", "samplers"],
     ["diffusion"],
     ["anchors", "models", "data"],
-    ["config"],
+    ["config", "side_by_side"],
+    ["worker_processes"],
     ["registry"],
     ["types", "errors", "memory", "randomness", "distributed", "resumable"],
 ]

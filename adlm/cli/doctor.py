@@ -32,7 +32,14 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "
 def command() -> None:
     """Print versions, devices, number formats, extras and what would fail: what to send along with a question."""
     failing = []
-    for title, lines in (("versions", _versions()), ("machine", _machine()), ("torch", _torch()), ("files", _files())):
+    parts = {
+        "versions": _versions(),
+        "machine": _machine(),
+        "torch": _torch(),
+        "training the demo": _training(),
+        "files": _files(),
+    }
+    for title, lines in parts.items():
         print(f"{title}\n" + "\n".join(f"  {name:<18}{value}" for name, value in lines))
     print("plugins\n" + "\n".join(f"  {entry.name:<18}{entry.value}" for entry in metadata.entry_points(group=PLUGINS)))
     print("extras")
@@ -85,6 +92,8 @@ def _machine() -> Iterator[tuple[str, str]]:
 def _torch() -> Iterator[tuple[str, str]]:
     import torch
 
+    from adlm.train.execution import cpu_multiplies_bf16
+
     yield "cpu", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     for i in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(i)
@@ -94,7 +103,7 @@ def _torch() -> Iterator[tuple[str, str]]:
     if torch.cuda.is_available():
         yield "bfloat16", "in hardware" if torch.cuda.is_bf16_supported(including_emulation=False) else "emulated: slow"
     else:
-        yield "bfloat16", "in hardware" if _cpu_has_bfloat16() else "emulated: slower than float32"
+        yield "bfloat16", "in hardware" if cpu_multiplies_bf16() else "emulated: slower than float32"
     engines = [name for name in torch.backends.quantized.supported_engines if name != "none"]
     yield "int8", ", ".join(engines) or "none"
     available = torch.distributed.is_available()
@@ -103,11 +112,15 @@ def _torch() -> Iterator[tuple[str, str]]:
     yield "compiler", _compiler() or "none: --compile would fail on a CPU"
 
 
-def _cpu_has_bfloat16() -> bool:
-    try:
-        return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", Path("/proc/cpuinfo").read_text()))
-    except OSError:
-        return False
+def _training() -> Iterator[tuple[str, str]]:
+    """What the demo's network would be trained with here."""
+    from adlm.distributed import device_for
+    from adlm.recipes.named import recipe
+    from adlm.train.plan import plan
+
+    found = plan(recipe("demo-adlm"), device=device_for("auto")).execution
+    yield "products", f"{found.precision}: {found.why}"
+    yield "threads", f"{found.threads}: {found.why_threads}"
 
 
 def _compiler() -> str | None:

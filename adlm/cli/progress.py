@@ -1,8 +1,8 @@
 """Progress bars, the same for every long job."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,18 @@ class _TimeLeft(ProgressColumn):
 @contextmanager
 def bar(label: str, total: int | None) -> Iterator["Bar"]:
     """A bar with a label, a count, a note and the time left. When output is piped, one plain line at the end."""
+    with _progress() as progress, _shown(Bar(progress, label, total)) as view:
+        yield view
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str, int | None], AbstractContextManager["Bar"]]]:
+    """Several bars at a time, a line each: yields a function that shows one, as `bar` does."""
+    with _progress() as progress:
+        yield lambda label, total: _shown(Bar(progress, label, total, one_of_several=True))
+
+
+def _progress() -> Progress:
     wide = console().width >= 140
     columns = (
         SpinnerColumn(),
@@ -44,23 +56,34 @@ def bar(label: str, total: int | None) -> Iterator["Bar"]:
         *([TimeElapsedColumn(Column(no_wrap=True))] if wide else []),
         _TimeLeft(Column(no_wrap=True)),
     )
-    piped = not console().is_terminal
-    with Progress(*columns, console=console(), transient=True, expand=True, disable=piped) as progress:
-        view = Bar(progress, progress.add_task(f"{label:<10}", total=total, note="", left=None), label)
+    return Progress(*columns, console=console(), transient=True, expand=True, disable=not console().is_terminal)
+
+
+@contextmanager
+def _shown(view: "Bar") -> Iterator["Bar"]:
+    try:
         yield view
-    view.print(f"{label:<10} {view.note}")
+        view.print(f"{view.label:<10} {view.note}")
+    finally:
+        view.progress.remove_task(view.task)
 
 
 class Bar:
     """A progress bar that is being shown."""
 
-    def __init__(self, progress: Progress, task: int, label: str) -> None:
-        self.progress, self.task, self.label, self.note = progress, task, label, ""
+    def __init__(self, progress: Progress, label: str, total: int | None, *, one_of_several: bool = False) -> None:
+        self.progress, self.label, self.note = progress, label, ""
+        self.task = progress.add_task(f"{label:<10}", total=total, note="", left=None)
+        self.one_of_several = one_of_several
 
     def update(self, completed: int | None, note: str, left: float | None = None) -> None:
         """Show a note, how much is done if that has changed, and the seconds left if they are known."""
         self.note = note
-        self.progress.update(self.task, completed=completed, note=note, left=left)  # type: ignore[arg-type]
+        self.progress.update(self.task, completed=completed, note=note, left=left)
+
+    def message(self, line: str) -> None:
+        """A line that stays, with the label if there are bars to confuse this one with."""
+        self.print(f"{self.label:<10} {line}" if self.one_of_several else line)
 
     def print(self, line: str) -> None:
         """A line that stays, above the bar."""
@@ -74,7 +97,7 @@ class BarMessages(Callback):
         self.view = view
 
     def log(self, message: str) -> None:
-        self.view.print(message)
+        self.view.message(message)
 
 
 class TrainingBar(BarMessages):
@@ -107,7 +130,7 @@ class TrainingBar(BarMessages):
         """Print a line above the bar."""
         nats, best = metrics.nats, " (best)" if metrics.best else ""
         error = f" ± {nats.error:.3f}" if math.isfinite(nats.error) else ""
-        self.view.print(f"validation at step {metrics.step:,}: {nats.mean:.3f}{error} nats per token{best}")
+        self.view.message(f"validation at step {metrics.step:,}: {nats.mean:.3f}{error} nats per token{best}")
         for text in metrics.samples:
             self.view.print(f"  {' '.join(text.split())}")
 

@@ -141,7 +141,7 @@ def plan_rows(run: Run, found: RunPlan) -> list[tuple[str, str]]:
     """What a run will take, as labels and values for a table."""
     sums, needed = found.summary, found.memory
     lasting = needed.weights + needed.gradients + needed.optimizer + needed.ema
-    kind = "bfloat16" if found.bf16 else "float32"
+    kind, execution = found.execution.precision, found.execution
     rows = [
         ("parameters", f"{sums.parameters.total:,}"),
         ("  in embeddings and heads", f"{sums.parameters.vocabulary:,}, vocabulary of {sums.vocabulary.size:,}"),
@@ -156,9 +156,10 @@ def plan_rows(run: Run, found: RunPlan) -> list[tuple[str, str]]:
         ("  model and optimiser", _bytes(lasting)),
         ("  activations and logits", _bytes(needed.activations + needed.logits)),
     ]
-    if run.train.bf16 and not found.bf16:
+    if run.train.precision == "auto" and not execution.bf16:
         there = memory(run, sums.vocabulary, rows=found.micro_batch_size, bf16=True, parts=found.parts)
         rows.append(("  on a GPU, in bfloat16", _bytes(there.total)))
+    rows += [("products", f"in {kind}: {execution.why}"), ("threads", f"{execution.threads}: {execution.why_threads}")]
     estimate = f"{_duration(found.all_seconds)}, {_duration(found.seconds)} a step"
     return [*rows, (f"time at {EFFICIENCY:.0%} of {_short(round(found.speed))}FLOP/s ({found.device})", estimate)]
 

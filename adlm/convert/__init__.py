@@ -4,13 +4,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adlm.convert.conversion import convert, converted
+    from adlm.convert.conversion import convert, converted, from_ar
     from adlm.convert.description import Options
     from adlm.convert.from_official import Converted
     from adlm.convert.official import to_official
     from adlm.convert.program import export_program
+    from adlm.convert.prune import prune_vocabulary, token_counts
 
-__all__ = ["Converted", "Options", "convert", "converted", "export_program", "to_official"]
+__all__ = [
+    "Converted",
+    "Options",
+    "convert",
+    "converted",
+    "export_program",
+    "from_ar",
+    "prune_vocabulary",
+    "to_official",
+    "token_counts",
+]
 
 _HOMES = {
     "Converted": "from_official",
@@ -18,7 +29,10 @@ _HOMES = {
     "convert": "conversion",
     "converted": "conversion",
     "export_program": "program",
+    "from_ar": "conversion",
+    "prune_vocabulary": "prune",
     "to_official": "official",
+    "token_counts": "prune",
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from adlm.convert.families import nearest_family
 from adlm.convert.pickle_data import PickledObject, shown
 from adlm.errors import ModelError
 from adlm.models.io import CONFIG
@@ -190,8 +191,11 @@ def description_of(settings: dict[str, Any], *, asked: str) -> Description:
         return _mdlm(settings)
     if kind is None and isinstance(settings.get("graph"), dict) and isinstance(settings.get("model"), dict):
         return _sedd(settings, asked)
-    whose = f"of model_type {shown(str(kind))}" if kind is not None else "that says of no model here what it is"
-    raise ModelError(asked, f"a {CONFIG} {whose}", _FIX, subject="model_type")
+    if kind is None:
+        found = f"a {CONFIG} that says of no model here what it is"
+        raise ModelError(asked, found, _FIX, subject="model_type")
+    found = f"a {CONFIG} of model_type {shown(str(kind))}; the nearest that is known is {nearest_family(str(kind))}"
+    raise ModelError(asked, found, _FIX, subject="model_type")
 
 
 def _mdlm(settings: dict[str, Any]) -> Description:

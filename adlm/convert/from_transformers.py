@@ -1,8 +1,8 @@
-"""A causal model of the library transformers, GPT-2 above all, into a model folder of this package.
+"""A causal model of the library transformers into a model folder of this package, for settings that no stack here has.
 
-The network stays that library's (`TransformersCausalConfig`): learned positions and biases have no counterpart in the
-stacks here. The vocabulary gains a mask, which no text contains and nothing predicts. Rows begin with it, and its
-embedding is the begin token's, so every row is read as the original reads it after its begin token.
+The network stays that library's (`TransformersCausalConfig`); `from_causal` converts all others. The vocabulary gains a
+mask, which no text contains and nothing predicts. Rows begin with it, and its embedding is the begin token's, so every
+row is read as the original reads it after its begin token.
 """
 
 import re

@@ -1,7 +1,7 @@
 """This package's networks as models of transformers.
 
 A masked model predicts token l at position l. A left-to-right one follows transformers: position l predicts token
-l + 1, and rows begin with the mask token, which the tokenizer adds (`adlm.hf.tokenizer`).
+l + 1, and rows begin with the mask token, or the network's own start, which the tokenizer adds (`adlm.hf.tokenizer`).
 
 Shapes: B rows, L positions, V vocabulary.
 """
@@ -71,7 +71,7 @@ class _Model(AdlmModel):
         if not getattr(self, "_built", False):
             return
         if isinstance(module, Rotary):
-            fresh = Rotary(2 * len(module.inverse_frequency))
+            fresh = Rotary(module.channels, module.base)
             module.inverse_frequency.copy_(fresh.inverse_frequency)
         for name, weight in module.named_parameters(recurse=False):
             if not getattr(weight, "_is_hf_initialized", False):
@@ -171,10 +171,11 @@ class AdlmCausalLM(_Model, GenerationMixin):
 
     def _check_starts(self, tokens: Tensor, segments: Tensor | None) -> None:
         first = tokens[:, :1] if segments is None else tokens.gather(1, segments.argmax(-1, keepdim=True))
-        if bool((first != self.config.mask_token_id).any()):
+        start = self.network.start_id
+        if bool((first != start).any()):
             raise ConfigError(
                 "asked a left-to-right model to read rows",
-                f"some do not begin with the mask token {self.config.mask_token_id}",
+                f"some do not begin with the token {start}",
                 "let the tokenizer add it (add_special_tokens=True, the default), or prepend it yourself",
                 subject="input_ids",
             )

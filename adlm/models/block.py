@@ -15,7 +15,7 @@ from adlm.models import int8
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
 from adlm.models.derived import Deriving
-from adlm.models.layers import CleanSites, Layout, Norm, ShortConvolution, attend, gelu, rotate
+from adlm.models.layers import CleanSites, Layout, ShortConvolution, attend, gelu, queries_keys_values, rotate
 
 if TYPE_CHECKING:
     from adlm.models.stack import StackConfig
@@ -67,10 +67,11 @@ class _Folded(NamedTuple):
     gain_1: Tensor
     shift_1: Tensor | None
     out: Tensor
+    out_bias: Tensor | None
     gain_2: Tensor
     shift_2: Tensor | None
     down: Tensor
-    down_bias: Tensor
+    down_bias: Tensor | None
 
 
 class Block(Deriving):
@@ -78,30 +79,36 @@ class Block(Deriving):
 
     h = x + gate_1 * attention(modulate_1(norm_1(x)));  out = h + gate_2 * mlp(modulate_2(norm_2(h)))
 
-    A conditioning that does not follow the time is a constant and is multiplied into gains and weights, exactly.
+    If `parallel`, the MLP reads x instead of h. A conditioning that does not follow the time is a constant and is
+    multiplied into gains and weights, exactly.
     """
 
     def __init__(self, config: "StackConfig") -> None:
         super().__init__()
-        width, hidden = config.width, config.mlp_ratio * config.width
-        self.heads, self.head_width, self.query_key_norm = config.heads, width // config.heads, config.query_key_norm
+        width, hidden = config.width, config.mlp_width
+        self.heads, self.key_heads, self.head_width = config.heads, config.key_heads, config.channels
+        self.mlp, self.parallel, self.query_key_norm = config.mlp, config.parallel, config.query_key_norm
         self.dropout, self.time_conditioned, self.int8 = config.dropout, config.timed, False
-        self.norm_1, self.norm_2 = Norm(width), Norm(width)
-        size = config.convolution
+        self.norm_1, self.norm_2 = config.build_norm(), config.build_norm()
+        size, biases = config.convolution, config.biases
         self.convolution = ShortConvolution(width, size) if size else None
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
+        gains = config.query_key_gains
+        self.query_norm, self.key_norm = ((config.build_norm(self.head_width) if gains else None) for _ in range(2))
+        maps = self.heads + 2 * self.key_heads
+        self.qkv = nn.Linear(width, maps * self.head_width, bias=biases in ("qkv", "all"))
+        self.out = nn.Linear(self.heads * self.head_width, width, bias=biases == "all")
+        self.up = nn.Linear(width, (2 if self.mlp == "swiglu" else 1) * hidden, bias=biases in ("mlp", "all"))
+        self.down = nn.Linear(hidden, width, bias=biases in ("mlp", "all"))
         self.modulation = nn.Linear(config.condition, 6 * width) if config.condition else None
         if self.modulation is not None:
             nn.init.zeros_(self.modulation.weight)
             nn.init.zeros_(self.modulation.bias)
         else:
             # As zero modulation does: every block starts as the identity.
-            nn.init.zeros_(self.out.weight)
-            nn.init.zeros_(self.down.weight)
-            nn.init.zeros_(self.down.bias)
+            for last in (self.out, self.down):
+                nn.init.zeros_(last.weight)
+                if last.bias is not None:
+                    nn.init.zeros_(last.bias)
 
     def forward(
         self,
@@ -121,12 +128,12 @@ class Block(Deriving):
         if self.time_conditioned:
             return self._modulated(x, layout, condition, outputs, memory)
         w = self.derived("folded", lambda: self._folded(condition))
-        mixed = self._attention(F.layer_norm(x, x.shape[-1:], w.gain_1, w.shift_1), layout, outputs, memory)
+        mixed = self._attention(self.norm_1.scaled(x, w.gain_1, w.shift_1), layout, outputs, memory)
         if outputs is not None:
             x = outputs.select(x)
-        x = x + self._drop(self._product("out", mixed, w.out))
-        h = F.layer_norm(x, x.shape[-1:], w.gain_2, w.shift_2)
-        return x + self._drop(self._product("down", self._expanded(h), w.down, w.down_bias))
+        h = x + self._drop(self._product("out", mixed, w.out, w.out_bias))
+        read = self.norm_2.scaled(x if self.parallel else h, w.gain_2, w.shift_2)
+        return h + self._drop(self._product("down", self._expanded(read), w.down, w.down_bias))
 
     def _modulated(
         self,
@@ -145,32 +152,37 @@ class Block(Deriving):
         else:
             x, modulation = outputs.select(x), outputs.select_rows(modulation)
         gate_1, shift_2, scale_2, gate_2 = modulation.chunk(6, dim=-1)[2:]
-        x = x + gate_1 * self._drop(self.out(mixed))
-        h = self.norm_2(x) * (1 + scale_2) + shift_2
-        return x + gate_2 * self._drop(self.down(self._expanded(h)))
+        h = x + gate_1 * self._drop(self.out(mixed))
+        read = self.norm_2(x if self.parallel else h) * (1 + scale_2) + shift_2
+        return h + gate_2 * self._drop(self.down(self._expanded(read)))
 
     def _folded(self, condition: Tensor | None) -> _Folded:
-        gain_1, gain_2 = self.norm_1.weight, self.norm_2.weight
-        out, down, down_bias = self.out.weight, self.down.weight, self.down.bias
+        (gain_1, bias_1), (gain_2, bias_2) = ((norm.weight, norm.bias) for norm in (self.norm_1, self.norm_2))
+        (out, out_bias), (down, down_bias) = ((last.weight, last.bias) for last in (self.out, self.down))
         if self.modulation is None:
-            return _Folded(gain_1, None, out, gain_2, None, down, down_bias)
+            return _Folded(gain_1, bias_1, out, out_bias, gain_2, bias_2, down, down_bias)
         modulation = self.modulation(condition)[0].to(gain_1.dtype)  # autocast may have shortened it
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = modulation.chunk(6)
         return _Folded(
             gain_1 * (1 + scale_1),
-            shift_1,
+            shift_1 if bias_1 is None else bias_1 * (1 + scale_1) + shift_1,
             gate_1[:, None] * out,
+            None if out_bias is None else gate_1 * out_bias,
             gain_2 * (1 + scale_2),
-            shift_2,
+            shift_2 if bias_2 is None else bias_2 * (1 + scale_2) + shift_2,
             gate_2[:, None] * down,
-            gate_2 * down_bias,
+            None if down_bias is None else gate_2 * down_bias,
         )
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
     def _expanded(self, h: Tensor) -> Tensor:
-        return gelu(self._mapped("up", self.up, h))
+        h = self._mapped("up", self.up, h)
+        if self.mlp == "swiglu":
+            gate, value = h.chunk(2, dim=-1)
+            return F.silu(gate) * value
+        return gelu(h) if self.mlp == "gelu" else F.gelu(h)
 
     def _attention(
         self, h: Tensor, layout: Layout, outputs: Outputs | None = None, memory: BlockCache | SlotMemory | None = None
@@ -182,19 +194,13 @@ class Block(Deriving):
             return self._attention_in_blocks(h, layout, layout.clean, outputs, memory)
         few = few_of(outputs.mask) if outputs is not None and self._may_leave_out_queries() else None
         if few is None:
-            qkv = self._heads(self._mapped("qkv", self.qkv, h))
-            q, k = self._rotated(qkv[:, :, :2], layout).unbind(2)
-            v = qkv[:, :, 2]
-            if torch.is_grad_enabled():
-                v = v.contiguous()  # as a view it would keep q and k before rotation in memory until the backward pass
+            q, k, v = self._queries_keys_values(h, layout)
         else:
-            width = h.shape[-1]
-            kv = self._heads(F.linear(h, self.qkv.weight[width:]))
-            k, v = self._rotated(kv[:, :, :1], layout)[:, :, 0], kv[:, :, 1]
+            _, k, v = self._split(self._part(h, slice(self._queries, None)), layout, 0)
             layout = layout.at(few.positions)
-            q = self._heads(F.linear(h.take_along_dim(few.positions[:, :, None], 1), self.qkv.weight[:width]))
-            q = self._rotated(q, layout)[:, :, 0]
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            asking = h.take_along_dim(few.positions[:, :, None], 1)
+            q = self._rotated(self._part(asking, slice(self._queries)), layout, self.heads)
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if memory is not None:
             assert isinstance(memory, BlockCache)
             k, v = memory.append(k, v)
@@ -214,18 +220,12 @@ class Block(Deriving):
         """As `_attention`, for noisy sites and the clean ones after them. At the end, clean ones are only seen."""
         asking = h.shape[1] if outputs is None else outputs.mask.shape[1]
         if asking < h.shape[1] and isinstance(self.qkv, nn.Linear):
-            width = h.shape[-1]
-            q = self._heads(F.linear(h[:, :asking], self.qkv.weight[:width]))
-            kv = self._heads(F.linear(h, self.qkv.weight[width:]))
-            k, v = self._rotated(kv[:, :, :1], layout)[:, :, 0], kv[:, :, 1]
-            q = self._rotated(q, layout.first(asking))[:, :, 0]
+            _, k, v = self._split(self._part(h, slice(self._queries, None)), layout, 0)
+            q = self._rotated(self._part(h[:, :asking], slice(self._queries)), layout.first(asking), self.heads)
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         else:
-            qkv = self._heads(self._mapped("qkv", self.qkv, h))
-            q, k = self._rotated(qkv[:, :, :2], layout).unbind(2)
-            q, v = q[:, :asking], qkv[:, :, 2]
-        if torch.is_grad_enabled():
-            v = v.contiguous()  # as in `_attention`
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            q, k, v = self._queries_keys_values(h, layout)
+            q = q[:, :, :asking]
         if memory is not None:
             assert isinstance(memory, SlotMemory)
             k, v = memory.place(k, v)
@@ -239,6 +239,16 @@ class Block(Deriving):
             mixed = torch.cat([mixed, read], 2)
         mixed = mixed.transpose(1, 2).flatten(2)
         return mixed if outputs is None else outputs.select(mixed)
+
+    def _queries_keys_values(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, D] -> [B, heads, L, D/H] each, queries and keys as attention compares them."""
+        products = self._mapped("qkv", self.qkv, h)
+        if self.query_norm is None and 2 * layout.cos.shape[-1] == self.head_width:
+            counts = (self.heads, self.key_heads, self.key_heads)
+            products = products.unflatten(-1, (-1, self.head_width))
+            return queries_keys_values(products, layout, counts, normalise=self.query_key_norm)
+        q, k, v = self._split(products, layout, self.heads)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _mapped(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
         # Adapters (LoRA) act only where their map is called.
@@ -255,12 +265,29 @@ class Block(Deriving):
         # Training keeps to one path, and so do compiled blocks. Adapters (LoRA) act only where their map is called.
         return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and isinstance(self.qkv, nn.Linear)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, L, j D] -> [B, L, j, H, D/H]"""
-        return x.unflatten(-1, (-1, self.heads, self.head_width))
+    @property
+    def _queries(self) -> int:
+        """Rows of the first map that make queries; keys and values come after them."""
+        return self.heads * self.head_width
 
-    def _rotated(self, x: Tensor, layout: Layout) -> Tensor:
-        """Queries or keys [B, L, j, H, D/H], normalised if asked for, rotated by their positions."""
-        if self.query_key_norm:
+    def _part(self, h: Tensor, rows: slice) -> Tensor:
+        """Some rows of the map to queries, keys and values."""
+        bias = self.qkv.bias
+        return F.linear(h, self.qkv.weight[rows], None if bias is None else bias[rows])
+
+    def _split(self, x: Tensor, layout: Layout, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of so many heads, keys and values side by side -> each [B, L, heads, D/H], ready for attention."""
+        size = self.key_heads * self.head_width
+        turned, v = x.split([x.shape[-1] - size, size], -1)
+        q, k = self._rotated(turned, layout, queries).split([queries, self.key_heads], 2)
+        return q, k, v.unflatten(-1, (self.key_heads, self.head_width))
+
+    def _rotated(self, x: Tensor, layout: Layout, queries: int) -> Tensor:
+        """Queries of so many heads, then keys -> [B, L, heads, D/H], normalised if asked for, rotated."""
+        x = x.unflatten(-1, (1, -1, self.head_width))
+        if self.query_norm is not None and self.key_norm is not None:
+            parts = zip((self.query_norm, self.key_norm), x.tensor_split([queries], -2), strict=True)
+            x = torch.cat([norm(part) for norm, part in parts], -2)
+        elif self.query_key_norm:
             x = F.rms_norm(x, x.shape[-1:])
-        return rotate(x, layout.cos, layout.sin)
+        return rotate(x, layout.cos, layout.sin)[:, :, 0]

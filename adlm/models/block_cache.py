@@ -14,26 +14,41 @@ class Slots:
     """Where the sites of a pass go, and how many slots its rows look at.
 
     Args:
-        start: [R] the slot of the first noisy site of each row.
-        fresh: [R] how many clean positions each row reads: those just before `start`.
-        noisy, clean: sites per row of each kind; rows with fewer fresh ones leave the rest unused.
-        rows: [R] numbers of the rows in the cache; None for all.
+        start: the slot of the first noisy site of each row.
+        stored: how many positions of each row the cache has; those up to `start` are read now, clean.
+        noisy: noisy sites per row.
+        width: slots that the rows look at.
+        rows: numbers of the rows in the cache; None for all.
+
+    index: [R|1, S] the slot of each site. Rows with fewer clean positions to read than others read the first of the
+        block as well, which is never seen: the noisy site is stored after it, in the same slot.
     """
 
-    def __init__(self, start: Tensor, fresh: Tensor, noisy: int, clean: int, rows: Tensor | None) -> None:
-        self.noisy, self.clean, self.rows = noisy, clean, rows
-        self.width = int(start.max()) + noisy
+    def __init__(
+        self,
+        start: list[int],
+        stored: list[int],
+        noisy: int,
+        width: int,
+        rows: list[int] | None,
+        device: torch.device,
+    ) -> None:
+        self.noisy, self.width = noisy, width
+        self.clean = max(first - known for first, known in zip(start, stored, strict=True))
         # Rows that stand at the same position write slices; others each their own slots.
-        even = bool((start == start[0]).all()) and bool((fresh == clean).all())
-        self.at = int(start[0]) if even else None
-        device = start.device
-        of_noisy = start[:, None] + torch.arange(noisy, device=device)
-        number = torch.arange(clean, device=device)
-        of_clean = start[:, None] - fresh[:, None] + number
-        self.real = number < fresh[:, None]
-        # Unused sites write where noisy ones of the row will: these are written after them.
-        self.clean_index = torch.where(self.real, of_clean, start[:, None])
-        self.index = torch.cat([of_noisy, self.clean_index], 1)
+        self.at = start[0] if len(set(start)) == 1 and len(set(stored)) == 1 else None
+        self.rows = None if rows is None else torch.tensor(rows, device=device)
+        from_zero = torch.cat([torch.arange(noisy, device=device), torch.arange(self.clean, device=device)])
+        if self.at is not None:
+            from_zero[:noisy] += start[0]
+            from_zero[noisy:] += stored[0]
+            self.index = from_zero[None]
+        else:
+            first, known = (torch.tensor(each, device=device)[:, None] for each in (start, stored))
+            index = from_zero.expand(len(start), -1).clone()
+            index[:, :noisy] += first
+            index[:, noisy:] = torch.minimum(index[:, noisy:] + known, first)
+            self.index = index
 
 
 class SlotMemory:
@@ -74,7 +89,7 @@ class SlotMemory:
                 stored[where] = part
         else:
             rows_at = torch.arange(len(new), device=new.device) if slots.rows is None else slots.rows
-            for index, part in ((slots.clean_index, clean), (slots.index[:, : slots.noisy], noisy)):
+            for index, part in ((slots.index[:, slots.noisy :], clean), (slots.index[:, : slots.noisy], noisy)):
                 # [R, S, ...]: rows and slots first
                 stored.movedim(dim, 1)[rows_at[:, None], index] = part.movedim(dim, 1)
         seen = stored.narrow(dim, 0, slots.width)
@@ -95,12 +110,12 @@ class FinishedBlocks:
         rows: B.
         room: slots of a row: its length, and one more for shifted models.
 
-    lengths: [B] how many positions of each row are stored.
+    lengths: how many positions of each row are stored; on the host, where passes are planned.
     """
 
-    def __init__(self, rows: int, room: int, device: torch.device) -> None:
+    def __init__(self, rows: int, room: int) -> None:
         self.num_rows, self.room = rows, room
-        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self.lengths = [0] * rows
         self._memories: dict[nn.Module, SlotMemory] = {}
         self._slots: Slots | None = None
 
@@ -119,6 +134,6 @@ class FinishedBlocks:
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these [B] bool."""
         self.num_rows = int(rows.sum())
-        self.lengths = self.lengths[rows]
+        self.lengths = [length for length, kept in zip(self.lengths, rows.tolist(), strict=True) if kept]
         for memory in self._memories.values():
             memory.keep(rows)

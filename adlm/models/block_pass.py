@@ -45,78 +45,72 @@ class BlockSites(Protocol):
 
 
 class CurrentBlock:
-    """The sites of one block of each row.
+    """The sites of one block of each row. Rows that stand at the same block share positions and masks.
 
     Args:
         tokens: [R, L] the rows.
-        start: [R] first position of the block; everything before it is finished.
+        start: first position of the block of each row; everything before it is finished.
         size: b; what lies beyond the end of a row is blank.
-        rows: [R] numbers of these rows in the cache; None for all.
+        first_id: the token that a shifted model reads before a row; None if it is not shifted.
+        rows: numbers of these rows in the cache; None for all.
+        last: shifted models have the site of the last token even if no row knows that yet.
     """
 
     def __init__(
         self,
         tokens: Tensor,
-        start: Tensor,
+        start: list[int],
         size: int,
         cache: FinishedBlocks,
         *,
         mask_id: int,
-        shifted: bool,
-        rows: Tensor | None = None,
+        first_id: int | None,
+        rows: list[int] | None = None,
+        last: bool = False,
     ) -> None:
-        self.cache, self.size, self.shifted, device = cache, size, shifted, tokens.device
-        self.length = size
-        lengths = cache.lengths if rows is None else cache.lengths[rows]
-        fresh = start - lengths
-        clean = int(fresh.max())
-        noisy = self.length + shifted
-        self.slots = Slots(start, fresh, noisy, clean, rows)
-        self.columns = torch.cat(
-            [self.slots.index[:, :noisy], lengths[:, None] + torch.arange(clean, device=device)], 1
-        )
-        self.positions = self.columns
-        padded = F.pad(tokens, (1, 1), value=mask_id)
-        self.inputs = padded.gather(1, (self.columns + (0 if shifted else 1)).clamp_max(tokens.shape[1] + 1))
-        # Slots that noisy sites see: finished positions, the block, and its last token if that is known.
-        end = start + size
+        shifted = first_id is not None
+        self.cache, self.length, self.shifted = cache, size, shifted
+        stored = cache.lengths if rows is None else [cache.lengths[row] for row in rows]
+        padded = F.pad(F.pad(tokens, (0, size + 1), value=mask_id), (1, 0), value=first_id or 0)
+        # The number of slots that noisy sites see: finished positions, the block, and its last token if it is known.
+        seen = [first + size for first in start]
+        noisy = size
         if shifted:
-            end = end + (padded.gather(1, end[:, None].clamp_max(tokens.shape[1] + 1))[:, 0] != mask_id)
-        self.seen = end
-        self.slots.width = int(end.max())
-        self.even = bool((end == end[0]).all())
-        self._numbers = torch.arange(self.slots.width, device=device)
-        self._noisy = noisy
+            known = padded.gather(1, torch.tensor(seen, device=tokens.device)[:, None])[:, 0] != mask_id
+            seen = [end + more for end, more in zip(seen, known.tolist(), strict=True)]
+            noisy += last or max(seen) > max(start) + size or len(set(start)) > 1
+        self.slots = Slots(start, stored, noisy, max(seen), rows, tokens.device)
+        self.columns = self.positions = self.slots.index
+        read = self.columns if shifted else self.columns + 1
+        self.inputs = padded.gather(1, read.expand(len(tokens), -1).clamp_max(padded.shape[1] - 1))
+        self._seen = None if len(set(seen)) == 1 else torch.tensor(seen, device=tokens.device)[:, None, None]
+        self._numbers = torch.arange(self.slots.width, device=tokens.device)
 
     def layout(self, stack: "Stack") -> Layout:
         self.cache.begin(self.slots)
-        columns, numbers, n = self.columns[:, :, None], self._numbers, self._noisy
-        hidden = None
+        columns, numbers, n = self.columns[:, :, None], self._numbers, self.slots.noisy
+        hidden = None if self._seen is None else (numbers >= self._seen).expand(-1, n, -1)
         if stack.config.causal:
-            hidden = (numbers > columns[:, :n]) | (numbers >= self.seen[:, None, None])
-        elif not self.even:
-            hidden = (numbers >= self.seen[:, None, None]).expand(-1, n, -1)
+            later = numbers > columns[:, :n]
+            hidden = later if hidden is None else hidden | later
         of_clean = None
         if self.slots.clean:
-            ends = columns[:, n:] + 1 if self.shifted else (columns[:, n:] // self.size + 1) * self.size
+            ends = columns[:, n:] + 1 if self.shifted else (columns[:, n:] // self.length + 1) * self.length
             of_clean = (numbers >= ends)[:, None]
-        neighbours = (
-            self._neighbours(*reach(stack.config.convolution, shifted=self.shifted))
-            if stack.config.convolution
-            else None
-        )
+        size = stack.config.convolution
+        neighbours = self._neighbours(*reach(size, shifted=self.shifted)) if size else None
         clean = CleanSites(n, of_clean, neighbours)
         return stack.layout_at(self.positions, None if hidden is None else hidden[:, None], clean, self.shifted)
 
     def _neighbours(self, before: int, after: int) -> Tensor:
-        """[R, size, S] slots."""
+        """[R|1, size, S] slots."""
         offset = torch.arange(-before, after + 1, device=self.columns.device)[:, None]
         slot = self.columns[:, None] + offset
-        own = self.columns[:, None] // self.size == slot // self.size
+        own = self.columns[:, None] // self.length == slot // self.length
         inside = (slot >= 0) & (slot < self.slots.width) & ((offset <= 0) | own)
         return torch.where(inside, slot, -1)
 
     def blind_inputs(self, mask_id: int) -> Tensor:
         blind = self.inputs.clone()
-        blind[:, 1 : self._noisy] = mask_id
+        blind[:, 1 : self.slots.noisy] = mask_id
         return blind

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from adlm.errors import ConfigError
+from adlm.models.hand_gradients import SHORT
 from adlm.models.network import NetworkConfig, Vocabulary
 
 
@@ -100,9 +101,9 @@ def forward_work(
     sites = sites_of(network, length, block_size)
     row = sum(stack.layers * sum(stack.block_work(sites.all, sites.pairs)) for stack in network.stacks)
     # In the last block the row's positions alone have queries, and outputs alone what comes after attention.
-    last, width = network.stacks[-1], network.width
+    last = network.stacks[-1]
     row -= sum(last.block_work(sites.all, sites.pairs))
-    row += sites.length * (width + 2 * sites.all) * width + 2 * sites.all * width**2
+    row += last.block_work(sites.all, sites.length * sites.all, asking=sites.length)[0]
     after = last.block_work(1, 0)[1]
     once, handed_over = (0, 0) if network.hand_over is None else network.hand_over.work(vocabulary.size, network.width)
     token = round((2 * row + handed_over * sites.all) / length)
@@ -151,6 +152,7 @@ def activation_bytes(
     anchors: float = 0.0,
     short: int = 4,
     activation_checkpointing: bool = False,
+    cpu: bool = False,
 ) -> int:
     """Bytes per token that a training step keeps for its backward pass.
 
@@ -159,15 +161,20 @@ def activation_bytes(
     diffusion blocks do so at all sites, and shifted networks keep a mask of what each row sees, in each stage.
 
     Args:
-        length: of rows; needed for block diffusion.
+        length: of rows; needed for block diffusion, and on a CPU.
         scored, anchors: as in `training_work`.
         short: bytes of a number in matrix products: 2 in bfloat16.
         activation_checkpointing: blocks keep their input only, and one at a time all the rest.
+        cpu: a CPU keeps the attention probabilities of short rows.
     """
     _check_counted(network)
     sites = sites_of(network, length or 1)
     each = sites.all / (length or 1)  # sites per token
     blocks = [(stack.layers, *stack.block_activations(short)) for stack in network.stacks]
+    if kept := _kept_pairs(sites) if cpu else 0:
+        # In float32, and so are queries, keys and values. Normalised queries and keys are kept once.
+        more = [4 * s.heads * kept // s.width + 3 * (4 - short) - short * s.query_key_norm for s in network.stacks]
+        blocks = [(layers, before + extra, after) for (layers, before, after), extra in zip(blocks, more, strict=True)]
     before, after = blocks[-1][1:]
     if activation_checkpointing:
         widths: float = each * (sum(network.layers) * 4 + before + after)
@@ -178,3 +185,11 @@ def activation_bytes(
         widths += each * 8 + anchors * 2 * short
     mask = network.stages * each * sites.noisy if sites.noisy > sites.length else 0
     return round(widths * network.width + 4 * mask)
+
+
+def _kept_pairs(sites: Sites) -> int:
+    """Attention probabilities per site and head that a CPU keeps: those over few keys."""
+    if not sites.clean:
+        return sites.all if sites.all <= SHORT else 0
+    noisy, clean = sites.noisy * sites.all, sites.clean**2
+    return ((noisy if sites.all <= SHORT else 0) + (clean if sites.clean <= SHORT else 0)) // sites.all

@@ -45,7 +45,7 @@ def fed_features(
     if count == 0:
         return model.features(tokens, t, segments=segments, output_mask=output_mask)
     cache = Cache(len(tokens), tokens.shape[1], t, segments)
-    inputs = shift_right(tokens, model.vocabulary.mask_id, segments)
+    inputs = shift_right(tokens, model.start_id, segments)
     # No weight changes between the passes, so what is derived from them is made once, with gradients of its own.
     with_gradients = torch.is_grad_enabled()
     with model.inference_weights(), torch.set_grad_enabled(with_gradients):

@@ -79,7 +79,7 @@ def save_model(
         if isinstance(config.network, TransformersCausalConfig):
             tokenizer.save(new)
         else:
-            write_files(new, tokenizer, config.packing, causal=model.causal)
+            write_files(new, tokenizer, config.packing, causal=model.causal, start=config.network.start)
         (new / CONFIG).write_text(json.dumps(config_json(config, tokenizer.roles), indent=2) + "\n")
         if may_replace(folder / CARD):
             text = card_text(model, config.network, config.vocabulary, config.packing, facts)
@@ -100,7 +100,7 @@ def config_json(config: ModelConfig, roles: Roles) -> dict[str, Any]:
     network, fields = config.network, dict[str, Any]()
     if isinstance(network, OneStageConfig | TwoStageConfig):
         stack = network.stack if isinstance(network, OneStageConfig) else network.anchor
-        fields = config_fields(roles, causal=stack.causal, tied=network.tied)
+        fields = config_fields(roles, causal=stack.causal, tied=network.tied, start=network.start)
     return {"format": FORMAT, **fields, **to_json(config)}
 
 

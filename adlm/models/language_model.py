@@ -1,7 +1,7 @@
 """The interface of every language model: features for all positions first, logits for chosen positions last.
 
 Position l of the features predicts token l, in every model. A left-to-right model therefore shifts its input by itself
-and starts from the mask token, which no text contains.
+and starts from a token that is not part of the row: the mask, which no text contains, or another of its own choice.
 """
 
 from abc import ABC, abstractmethod
@@ -52,6 +52,7 @@ class LanguageModel(nn.Module, ABC):
     attention: Attention = "full"
     block_size: int = 0
     shifted: bool = False
+    start: int | None = None
     blind_anchor: bool = False
     time_conditioned: bool = False
     learned_positions: int = 0
@@ -68,12 +69,20 @@ class LanguageModel(nn.Module, ABC):
             self.config = config
             self.stages, self.attention = config.stages, config.attention
             self.block_size, self.shifted, self.blind_anchor = config.block_size, config.shifted, config.blind_anchor
+            self.start = config.start
+            if config.start is not None and vocabulary is not None and not 0 <= config.start < vocabulary.size:
+                raise OutOfRange("start", config.start, f"a token of the {vocabulary.size}")
             self.time_conditioned, self.learned_positions = config.time_conditioned, config.learned_positions
 
     @property
     def causal(self) -> bool:
         """Whether positions see only what is to their left."""
         return self.attention == "causal"
+
+    @property
+    def start_id(self) -> int:
+        """The token that a shifted model reads before a row."""
+        return self.vocabulary.mask_id if self.start is None else self.start
 
     @property
     def cache_kind(self) -> CacheKind | None:
@@ -152,7 +161,7 @@ class LanguageModel(nn.Module, ABC):
             blocks,
             segments,
             mask_id=self.vocabulary.mask_id,
-            shifted=self.shifted,
+            start=self.start_id if self.shifted else None,
         )
         if output_mask is not None:
             return self._read_sites(sites, output_mask)
@@ -186,28 +195,27 @@ class LanguageModel(nn.Module, ABC):
         """An empty cache for `read_block`, with room for `length` tokens in each of `rows` rows."""
         if self.cache_kind != "blocks":
             raise ConfigError("only models with block-causal attention cache blocks", subject="attention")
-        # The last block of a row, read as a whole, and the site that reads its last token.
-        device = next(self.parameters()).device
-        return FinishedBlocks(rows, length + self.block_size + 1, device)
+        # The last block of a row is read whole, and then the site of its last token.
+        return FinishedBlocks(rows, length + self.block_size + 1)
 
     @torch.no_grad()
     def read_block(
         self,
         tokens: Tensor,
-        start: Tensor,
+        start: list[int],
         cache: FinishedBlocks,
         *,
-        rows: Tensor | None = None,
+        rows: list[int] | None = None,
         output_mask: Tensor | None = None,
         stage: AnchorState | None = None,
     ) -> BlockFeatures:
-        """Read the block of each row that begins at `start` [R], a multiple of `block_size`.
+        """Read the block of each row that begins at `start`, a multiple of `block_size`.
 
         Positions before it that the cache does not hold yet are read too, and stored: they have to be final.
 
         Args:
             tokens: [R, L] the rows.
-            rows: [R] numbers of these rows in the cache; None for all of them, in order.
+            rows: numbers of these rows in the cache; None for all of them, in order.
             output_mask: [R, L] bool, within the block; by default all of it.
             stage: of an earlier call for the same blocks; the anchor stage is then not computed.
         """
@@ -217,16 +225,19 @@ class LanguageModel(nn.Module, ABC):
             self.block_size,
             cache,
             mask_id=self.vocabulary.mask_id,
-            shifted=self.shifted,
+            first_id=self.start_id if self.shifted else None,
             rows=rows,
+            last=self.stages == 2,  # whose anchor stage may be used again when the last token is known
         )
         if output_mask is None:
             inside = torch.ones(len(tokens), block.length, dtype=torch.bool, device=tokens.device)
         else:
             columns = block.columns[:, : block.length]
-            inside = F.pad(output_mask, (0, 1)).gather(1, columns.clamp_max(tokens.shape[1]))
+            columns = columns.expand(len(tokens), -1).clamp_max(tokens.shape[1])
+            inside = F.pad(output_mask, (0, 1)).gather(1, columns)
         features = self._read_current(block, inside, stage)
-        cache.lengths[slice(None) if rows is None else rows] = start
+        for row, first in zip(range(len(start)) if rows is None else rows, start, strict=True):
+            cache.lengths[row] = first
         return features
 
     def _read_current(self, block: CurrentBlock, output_mask: Tensor, stage: AnchorState | None) -> BlockFeatures:
@@ -322,13 +333,13 @@ class LanguageModel(nn.Module, ABC):
         return features if every else features._replace(final=features.final.flatten(1))
 
     def cached_inputs(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """What the next positions read: these tokens, and the mask where a row or a segment begins."""
-        inputs = tokens if cache.length else F.pad(tokens, (1, 0), value=self.vocabulary.mask_id)
+        """What the next positions read: these tokens, and the start where a row or a segment begins."""
+        inputs = tokens if cache.length else F.pad(tokens, (1, 0), value=self.start_id)
         cache.check(inputs)
         segments = cache.segments_after(inputs.shape[1])
         if segments is None:
             return inputs
-        return inputs.masked_fill(starts_of(segments)[:, cache.length :], self.vocabulary.mask_id)
+        return inputs.masked_fill(starts_of(segments)[:, cache.length :], self.start_id)
 
     def embed_inputs(self, inputs: Tensor) -> Tensor:
         """[B, n] -> [B, n, D]: tokens as `extend_vectors` reads them."""

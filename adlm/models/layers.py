@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
+from adlm.models.hand_gradients import Attention, Convolution, Heads, by_hand, short_rows
 
 
 class Layout(NamedTuple):
@@ -81,14 +82,19 @@ def positions_in(segments: Tensor) -> Tensor:
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding (arXiv 2104.09864): cos and sin [..., D/H/2] of angles l * 10000^(-2i H/D)."""
+    """Rotary position embedding (arXiv 2104.09864): cos and sin [..., R/2] of angles l * base^(-2i/R).
+
+    Args:
+        channels: R, the rotated channels of a head.
+    """
 
     inverse_frequency: Tensor
 
-    def __init__(self, head_width: int) -> None:
+    def __init__(self, channels: int, base: float = 10_000.0) -> None:
         super().__init__()
-        exponent = torch.arange(0, head_width, 2).float() / head_width
-        self.register_buffer("inverse_frequency", 10_000.0**-exponent, persistent=False)
+        self.channels, self.base = channels, base
+        exponent = torch.arange(0, channels, 2).float() / max(channels, 1)
+        self.register_buffer("inverse_frequency", base**-exponent, persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions.float()[..., None] * self.inverse_frequency
@@ -96,19 +102,53 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x_i, x_{i + half}) of x [..., D/H] by their angles."""
-    first, second = x.chunk(2, dim=-1)
+    """Rotate the pairs (x_i, x_{i + half}) of the first channels of x [..., D/H] by their angles [..., half]."""
+    half = cos.shape[-1]
+    if not half:
+        return x
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return torch.cat(turned if not rest.shape[-1] else [*turned, rest], dim=-1)
+
+
+def queries_keys_values(
+    x: Tensor, layout: Layout, counts: tuple[int, int, int], *, normalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v [B, H, L, D/H] from their products [B, L, heads of all three, D/H]; q and k are rotated.
+
+    Args:
+        counts: heads of queries, keys and values.
+        normalise: queries and keys, before they are rotated.
+    """
+    if by_hand(x):
+        heads: tuple[Tensor, Tensor, Tensor] = Heads.apply(
+            x, layout.cos.squeeze(-2), layout.sin.squeeze(-2), counts, normalise
+        )
+        return heads
+    both, v = x.split([counts[0] + counts[1], counts[2]], 2)
+    if normalise:
+        both = F.rms_norm(both, both.shape[-1:])
+    q, k = rotate(both, layout.cos.squeeze(-2), layout.sin.squeeze(-2)).split(counts[:2], 2)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, hidden: Tensor | None) -> Tensor:
     """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H], without what is hidden (bool, or -inf and 0).
 
-    `causal` says that `hidden` is the plain triangle, which the kernels know by themselves.
+    Keys and values may have fewer heads, each for a group of queries. `causal` says that `hidden` is the plain
+    triangle, which the kernels know by themselves.
     """
+    if short_rows(q, k):
+        if causal and hidden is None:
+            hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        if hidden is not None and hidden.dim() == 4 and len(hidden) == 1:
+            hidden = hidden[0, 0]
+        mixed: Tensor = Attention.apply(q, k, v, hidden)
+        return mixed
     mask = None if causal or hidden is None else ~hidden if hidden.dtype == torch.bool else hidden
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -123,14 +163,23 @@ def gelu(x: Tensor) -> Tensor:
 
 
 class Norm(nn.Module):
-    """Layer normalisation with a gain and no bias."""
+    """Layer normalisation (or, if `rms`, by the root mean square) with a gain, and a bias if asked for."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, rms: bool = False, eps: float = 1e-5, bias: bool = False) -> None:
         super().__init__()
+        self.rms, self.eps = rms, eps
         self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (x.shape[-1],), self.weight)
+        return self.scaled(x, self.weight, self.bias)
+
+    def scaled(self, x: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
+        """With this gain [D] and shift [D] in place of its own."""
+        if not self.rms:
+            return F.layer_norm(x, (x.shape[-1],), gain, shift, self.eps)
+        x = F.rms_norm(x, (x.shape[-1],), gain, self.eps)
+        return x if shift is None else x + shift
 
 
 class ShortConvolution(nn.Module):
@@ -152,6 +201,9 @@ class ShortConvolution(nn.Module):
         size, length, segments = len(self.weight), x.shape[1], layout.segments
         sides = reach(size, shifted=layout.shifted)
         before = sides[0]
+        if memory is None and by_hand(x):
+            out: Tensor = Convolution.apply(x, self.weight, before, segments)
+            return out
         if memory is None:
             padded = F.pad(x, (0, 0, *sides))
         else:

@@ -46,10 +46,11 @@ class NetworkConfig(ABC):
     `LanguageModel` under the same names.
     """
 
-    # Not fields: networks with two stages have a field of the first name, those made of stacks the two others.
+    # Not fields: networks with two stages have a field of the first name, those made of stacks the others.
     hand_over = cast("HandOver | None", None)
     block_size = 0
     shift = False
+    start = cast("int | None", None)
 
     @abstractmethod
     def build(self, vocabulary: Vocabulary) -> "LanguageModel":
@@ -127,7 +128,8 @@ class NetworkConfig(ABC):
         return self._with_stacks(*stacks, **{name: changes[name] for name in changes.keys() & own})
 
     def check_blocks(self) -> None:
-        """Refuse a size without blocks, blocks without a size, and a shifted masked network that is told the time."""
+        """Refuse a size without blocks, blocks without a size, a start that nothing reads, and a shifted masked network
+        that is told the time."""
         if (self.block_size > 0) != (self.attention == "block"):
             raise ConfigError(
                 f"asked for block_size={self.block_size} with {self.attention} attention",
@@ -135,6 +137,8 @@ class NetworkConfig(ABC):
                 'set both block_size and attention="block", or neither',
                 subject="block_size",
             )
+        if self.start is not None and not self.shifted:
+            raise ConfigError("only shifted networks have a start: set shift=True", subject="start")
         if self.shift and self.time_conditioned and not self.causal:
             raise ConfigError("a shifted masked network cannot be told the time: set timed=False", subject="shift")
 

@@ -30,6 +30,8 @@ class OneStageConfig(NetworkConfig):
         positions: number of positions with a learned vector; with 0, as published, there are rotary positions only.
         block_size: tokens per block, for block-causal attention; others can be chosen for each pass.
         shift: position l reads token l - 1, as causal networks always do, so that their weights fit.
+        start: the token that a shifted row begins with reading; by default the mask. Models of other families begin
+            with a token of their own, which is then not part of the row.
     """
 
     stack: StackConfig = field(default_factory=StackConfig)
@@ -37,6 +39,7 @@ class OneStageConfig(NetworkConfig):
     positions: int = 0
     block_size: int = 0
     shift: bool = False
+    start: int | None = None
 
     def __post_init__(self) -> None:
         self.check_blocks()
@@ -72,7 +75,7 @@ class OneStage(LanguageModel):
         self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
     ) -> Features:
         if self.shifted:
-            tokens = shift_right(tokens, self.vocabulary.mask_id, segments)
+            tokens = shift_right(tokens, self.start_id, segments)
         return Features(self.stack(self.embedding(tokens, segments), sigma_at(t), segments, output_mask)[1])
 
     def _read_sites(self, sites: BlockSites, output_mask: Tensor) -> Features:

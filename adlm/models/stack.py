@@ -13,10 +13,14 @@ from adlm.models.block import Block, Outputs
 from adlm.models.block_cache import FinishedBlocks
 from adlm.models.cache import Cache
 from adlm.models.derived import Deriving
+from adlm.models.hand_gradients import SHORT, by_hand
 from adlm.models.layers import CleanSites, Layout, Norm, Rotary, TimeEmbedding, positions_in
 
 # Which positions a position sees: those to its left; its block and all blocks before it; or all.
 Attention = Literal["causal", "block", "full"]
+NormKind = Literal["layer", "rms"]
+MlpKind = Literal["gelu", "exact_gelu", "swiglu"]
+Biases = Literal["mlp", "none", "qkv", "all"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,19 @@ class StackConfig:
             then at most the root of a head's width: narrow heads cannot single out one of hundreds of tokens.
         input_reinjection: normalise the input and add it again before the block of this number; 0, as published, is
             never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
+
+    What follows is for the weights of other families (`adlm.convert.from_ar`):
+
+        norm, norm_eps: layer norms, or by the root mean square.
+        mlp: gelu in its tanh form, exact_gelu, or swiglu, silu(gate) * value.
+        hidden: width of the MLP; 0 is mlp_ratio * width.
+        kv_heads: heads of keys and values, each for a group of queries; 0 is as many as of queries.
+        head_width: channels of a head; 0 is width / heads.
+        biases: which maps have one; all includes the norms.
+        query_key_gains: normalised queries and keys have a learned gain.
+        rotary_base, rotary_fraction: of the angles, and how much of each head they turn; a fraction of 0 leaves
+            positions to learned vectors.
+        parallel: attention and MLP read the same input.
     """
 
     width: int = 128
@@ -46,12 +63,35 @@ class StackConfig:
     timed: bool = False
     query_key_norm: bool = False
     input_reinjection: int = 0
+    norm: NormKind = "layer"
+    norm_eps: float = 1e-5
+    mlp: MlpKind = "gelu"
+    hidden: int = 0
+    kv_heads: int = 0
+    head_width: int = 0
+    biases: Biases = "mlp"
+    query_key_gains: bool = False
+    rotary_base: float = 10_000.0
+    rotary_fraction: float = 1.0
+    parallel: bool = False
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "layers", "mlp_ratio"):
             if getattr(self, name) < 1:
                 raise OutOfRange(name, getattr(self, name), "at least 1")
-        if self.width % (2 * self.heads):
+        for name in ("hidden", "kv_heads", "head_width"):
+            if getattr(self, name) < 0:
+                raise OutOfRange(name, getattr(self, name), "at least 1, or 0 for the default")
+        for name in ("norm_eps", "rotary_base"):
+            if not getattr(self, name) > 0:
+                raise OutOfRange(name, getattr(self, name), "positive")
+        if not 0 <= self.rotary_fraction <= 1:
+            raise OutOfRange("rotary_fraction", self.rotary_fraction, "from 0 to 1")
+        if self.heads % self.key_heads:
+            raise OutOfRange("kv_heads", self.kv_heads, f"a divisor of the {self.heads} heads")
+        if self.query_key_gains and not self.query_key_norm:
+            raise ConfigError("query_key_gains=True needs query_key_norm=True", subject="query_key_gains")
+        if not self.head_width and self.width % (2 * self.heads):
             raise ConfigError(
                 f"asked for width {self.width} with {self.heads} heads",
                 "rotary positions need an even number of channels per head",
@@ -76,31 +116,58 @@ class StackConfig:
         """Whether positions see only what is to their left."""
         return self.attention == "causal"
 
-    def block_work(self, sites: int, pairs: int) -> tuple[int, int]:
+    @property
+    def channels(self) -> int:
+        """Width of a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLP, after its nonlinearity."""
+        return self.hidden or self.mlp_ratio * self.width
+
+    def build_norm(self, width: int = 0) -> Norm:
+        """Of the stack's kind; over its own width by default."""
+        rms = self.norm == "rms"
+        return Norm(width or self.width, rms=rms, eps=self.norm_eps, bias=self.biases == "all" and not rms)
+
+    def block_work(self, sites: int, pairs: int, asking: int | None = None) -> tuple[int, int]:
         """Multiplications of a row in a block: up to the attention scores, and after them.
 
-        3 maps of D x D and a row of scores twice; then 1 + 2 ratio maps.
+        The maps to queries, keys and values, and a row of scores twice; then the map back and those of the MLP.
 
         Args:
             sites: at which the row is read: its length, and more for block diffusion.
             pairs: of sites whose attention score is computed.
+            asking: sites that have queries; by default all.
         """
-        square = self.width**2
-        return 3 * square * sites + 2 * pairs * self.width, (1 + 2 * self.mlp_ratio) * square * sites
+        queries, keys = self.heads * self.channels, self.key_heads * self.channels
+        maps = (3 if self.mlp == "swiglu" else 2) * self.mlp_width
+        before = (queries * (sites if asking is None else asking) + 2 * keys * sites) * self.width
+        return before + 2 * pairs * queries, (queries + maps) * self.width * sites
 
     def block_activations(self, short: int) -> tuple[int, int]:
         """Bytes per token, in units of D, that a block keeps for its backward pass: before attention, and after it.
 
         The residual stream before each half, in float32; and in the type of matrix products, of `short` bytes, its two
         normalised inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2 ratio
-        in all. Dropout adds 2, a convolution 1, normalised queries and keys 3, the time 2 of float32 and 2 more. In
-        block diffusion, what the heads gather is joined from two parts, and a convolution keeps all that it reads.
+        in all, and a gated MLP twice its width more. Dropout adds 2, a convolution 1, normalised queries and keys 3,
+        the time 2 of float32 and 2 more. In block diffusion, what the heads gather is joined from two parts, and a
+        convolution keeps all that it reads.
         """
-        before = 4 + short * (5 + bool(self.convolution) + 3 * self.query_key_norm) + 4 * self.timed
+        queries, keys = (heads * self.channels / self.width for heads in (self.heads, self.key_heads))
+        attention = 1 + 2 * queries + 2 * keys + 1.5 * (queries + keys) * self.query_key_norm
+        mlp = (4 if self.mlp == "swiglu" else 2) * self.mlp_width / self.width
+        before = 4 + short * (attention + bool(self.convolution)) + 4 * self.timed
         if self.attention == "block":
             before += short + 4 * self.convolution
-        after = 4 + short * (1 + 2 * self.mlp_ratio + 2 * bool(self.dropout)) + (4 + 2 * short) * self.timed
-        return before, after
+        after = 4 + short * (1 + mlp + 2 * bool(self.dropout)) + (4 + 2 * short) * self.timed
+        return round(before), round(after)
 
     def build(self) -> "Stack":
         return Stack(self)
@@ -117,9 +184,9 @@ class Stack(Deriving):
         super().__init__()
         self.config = config
         self.checkpointing = False
-        self.rotary = Rotary(config.width // config.heads)
+        self.rotary = Rotary(2 * round(config.rotary_fraction * config.channels / 2), config.rotary_base)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = Norm(config.width)
+        self.norm = config.build_norm()
         self.time = TimeEmbedding(config.condition) if config.condition else None
         self.modulation = nn.Linear(config.condition, 2 * config.width) if config.condition else None
         if self.modulation is not None:
@@ -177,8 +244,8 @@ class Stack(Deriving):
 
     def _added(self, hidden: Tensor | None) -> Tensor | None:
         """What attention adds to the scores, so that not every block makes it, and keeps it for its backward pass."""
-        if hidden is None:
-            return None
+        if hidden is None or (by_hand(hidden) and hidden.shape[-1] <= SHORT):
+            return hidden
         dtype = self.norm.weight.dtype
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
@@ -206,12 +273,13 @@ class Stack(Deriving):
             shift, scale = modulation.chunk(2, dim=-1)
             return self.norm(x) * (1 + scale) + shift
         gain, shift = self.derived("last", lambda: self._last(condition))
-        return F.layer_norm(x, x.shape[-1:], gain, shift)
+        return self.norm.scaled(x, gain, shift)
 
     def _last(self, condition: Tensor | None) -> tuple[Tensor, Tensor]:
         assert self.modulation is not None
         shift, scale = self.modulation(condition)[0].to(self.norm.weight.dtype).chunk(2)
-        return self.norm.weight * (1 + scale), shift
+        bias = self.norm.bias
+        return self.norm.weight * (1 + scale), shift if bias is None else bias * (1 + scale) + shift
 
     def _condition(self, sigma: Tensor | None) -> Tensor | None:
         """[B, C], or [1, C] where it is the same for all rows."""

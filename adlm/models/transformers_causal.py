@@ -136,7 +136,7 @@ class TransformersCausal(LanguageModel):
     def _features(
         self, tokens: Tensor, t: Tensor | None, segments: Tensor | None, output_mask: Tensor | None
     ) -> Features:
-        vectors = self.embed_inputs(shift_right(tokens, self.vocabulary.mask_id, segments))
+        vectors = self.embed_inputs(shift_right(tokens, self.start_id, segments))
         return self._read(vectors, segments, 0, None, output_mask)
 
     def embed_inputs(self, inputs: Tensor) -> Tensor:

@@ -23,25 +23,29 @@ _FIELDS = ("model_type", "architectures", "auto_map", "vocab_size", "tie_word_em
 _IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
 
 
-def config_fields(roles: Roles, *, causal: bool, tied: bool) -> dict[str, Any]:
+def config_fields(roles: Roles, *, causal: bool, tied: bool, start: int | None = None) -> dict[str, Any]:
     """The fields of `config.json` that transformers reads."""
     return {
         "model_type": MODEL_TYPE,
         "architectures": ["AdlmForCausalLM" if causal else "AdlmForMaskedLM"],
         "vocab_size": roles.vocab_size,
-        **token_ids(roles, causal=causal),
+        **token_ids(roles, causal=causal, start=start),
         "tie_word_embeddings": tied,
     }
 
 
-def token_ids(roles: Roles, *, causal: bool) -> dict[str, int]:
-    """The special tokens by their names in transformers. Rows of left-to-right models begin with the mask token."""
+def token_ids(roles: Roles, *, causal: bool, start: int | None = None) -> dict[str, int]:
+    """The special tokens by their names in transformers. Left-to-right rows begin with `start`, or the mask."""
     return {
         "mask_token_id": roles.mask_id,
         "eos_token_id": roles.eos_id,
         "pad_token_id": roles.pad_id,
-        "bos_token_id": roles.mask_id if causal else roles.bos_id,
+        "bos_token_id": _first(roles, start) if causal else roles.bos_id,
     }
+
+
+def _first(roles: Roles, start: int | None) -> int:
+    return roles.mask_id if start is None else start
 
 
 def own_fields(data: dict[str, Any]) -> dict[str, Any]:
@@ -57,14 +61,16 @@ def own_fields(data: dict[str, Any]) -> dict[str, Any]:
     return {"format": 1, "kind": "ModelConfig", **own}
 
 
-def for_transformers(tokenizer: Tokenizer, packing: Packing, *, causal: bool) -> tuple[Backend, dict[str, Any]]:
+def for_transformers(
+    tokenizer: Tokenizer, packing: Packing, *, causal: bool, start: int | None = None
+) -> tuple[Backend, dict[str, Any]]:
     """A copy of a tokenizer that reads `[MASK]` as the mask and begins rows as in training, and its settings.
 
     Where words and the spaces before them are one token, the space before a mask is part of it. The end token is not
     added, since a prompt has not ended.
 
     Args:
-        causal: for a left-to-right model: texts begin with the mask token.
+        causal: for a left-to-right model: texts begin with `start`, by default the mask token.
     """
     roles, backend = tokenizer.roles, Backend.from_str(tokenizer.backend.to_str())
     vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -72,7 +78,8 @@ def for_transformers(tokenizer: Tokenizer, packing: Packing, *, causal: bool) ->
     mask = names.setdefault(roles.mask_id, MASK)
     spaced = any(len(token) > 1 and token[0] in " Ġ" for token in vocabulary)
     backend.add_special_tokens([AddedToken(mask, special=True, lstrip=spaced and not causal, normalized=False)])
-    begin = [*([roles.mask_id] if causal else []), *packing.frame(roles)[0]]
+    first = _first(roles, start)
+    begin = [*([first] if causal else []), *packing.frame(roles)[0]]
     backend.post_processor = processors.TemplateProcessing(
         single=[*(names[index] for index in begin), "$A"],
         pair=[*(names[index] for index in begin), "$A", "$B"],
@@ -82,7 +89,7 @@ def for_transformers(tokenizer: Tokenizer, packing: Packing, *, causal: bool) ->
         "mask_token": mask,
         "pad_token": names[roles.pad_id],
         "eos_token": names[roles.eos_id],
-        "bos_token": mask if causal else names[roles.bos_id],
+        "bos_token": names[first if causal else roles.bos_id],
         "unk_token": next((token for token in ("<unk>", "[UNK]") if token in vocabulary), None),
         "model_max_length": packing.length,
         "model_input_names": ["input_ids", "attention_mask"],
@@ -91,13 +98,16 @@ def for_transformers(tokenizer: Tokenizer, packing: Packing, *, causal: bool) ->
     }
 
 
-def write_files(folder: Path, tokenizer: Tokenizer, packing: Packing, *, causal: bool) -> None:
+def write_files(
+    folder: Path, tokenizer: Tokenizer, packing: Packing, *, causal: bool, start: int | None = None
+) -> None:
     """Write the tokenizer's files so that both libraries read them, and the defaults of transformers' `generate`."""
-    backend, settings = for_transformers(tokenizer, packing, causal=causal)
+    backend, settings = for_transformers(tokenizer, packing, causal=causal, start=start)
     tokenizer.save(folder, shown=backend)
     _write(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
-    ids = {name: index for name, index in token_ids(tokenizer.roles, causal=causal).items() if name != "mask_token_id"}
-    # The mask token that rows of left-to-right models begin with is one more.
+    ids = token_ids(tokenizer.roles, causal=causal, start=start)
+    del ids["mask_token_id"]
+    # The token that rows of left-to-right models begin with is one more.
     _write(folder / GENERATION_CONFIG, {"do_sample": True, "max_length": packing.length + causal, **ids})
 
 

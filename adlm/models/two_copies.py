@@ -129,19 +129,23 @@ def block_numbers(length: int, size: int | Tensor, segments: Tensor | None, devi
 
 
 def two_copies(
-    tokens: Tensor, clean: Tensor, blocks: Tensor, segments: Tensor | None, *, mask_id: int, shifted: bool
+    tokens: Tensor, clean: Tensor, blocks: Tensor, segments: Tensor | None, *, mask_id: int, start: int | None
 ) -> TwoCopies:
-    """The sites at which x_t `tokens` [B, L] and x_0 `clean` [B, L] are read, in blocks with these numbers [B|1, L]."""
+    """The sites at which x_t `tokens` [B, L] and x_0 `clean` [B, L] are read, in blocks with these numbers [B|1, L].
+
+    Args:
+        start: the token that a shifted model reads before a row; None if it is not shifted.
+    """
     length, device = tokens.shape[1], tokens.device
     columns = torch.arange(length, device=device)[None]
     positions = columns if segments is None else positions_in(segments)
     # The clean copy of the last block is seen by nothing.
     known = int((blocks < blocks[:, -1:]).sum(-1).max())
-    if not shifted:
+    if start is None:
         inputs = torch.cat([tokens, clean[:, :known]], 1)
         return _sites(inputs, positions, columns, blocks, segments, None, None, known, shifted=False)
-    read = shift_right(tokens, mask_id, segments)
-    read_clean = shift_right(clean, mask_id, segments)
+    read = shift_right(tokens, start, segments)
+    read_clean = shift_right(clean, start, segments)
     read = torch.where(starts_of(blocks), read_clean, read)
     ends = F.pad(starts_of(blocks)[:, 1:], (0, 1), value=True) & (tokens != mask_id)
     counts = ends.sum(-1)

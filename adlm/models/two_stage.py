@@ -30,7 +30,7 @@ class TwoStageConfig(NetworkConfig):
         anchor: the first stack; the denoiser differs from it in depth only.
         denoiser_layers: depth of the second; the paper takes half of the first.
         tied: both heads are the embedding.
-        positions, block_size, shift: as in `OneStageConfig`.
+        positions, block_size, shift, start: as in `OneStageConfig`.
         denoiser_attention: of the second, if it differs. A block-causal denoiser after a causal anchor stage makes two
             towers: the first never sees the current block, only that it comes, so it is computed once per block.
     """
@@ -43,6 +43,7 @@ class TwoStageConfig(NetworkConfig):
     block_size: int = 0
     shift: bool = False
     denoiser_attention: Attention | None = None
+    start: int | None = None
 
     def __post_init__(self) -> None:
         self.check_blocks()
@@ -71,7 +72,7 @@ class TwoStageConfig(NetworkConfig):
 
     def one_stage(self) -> NetworkConfig:
         stack = replace(self.anchor, attention=self.attention)
-        return OneStageConfig(stack, self.tied, self.positions, self.block_size, self.shift)
+        return OneStageConfig(stack, self.tied, self.positions, self.block_size, self.shift, self.start)
 
     def build(self, vocabulary: Vocabulary) -> "TwoStage":
         return TwoStage(self, vocabulary)
@@ -172,7 +173,7 @@ class TwoStage(LanguageModel):
 
     def _embedded(self, tokens: Tensor, segments: Tensor | None) -> Tensor:
         if self.shifted:
-            tokens = shift_right(tokens, self.vocabulary.mask_id, segments)
+            tokens = shift_right(tokens, self.start_id, segments)
         return self.embedding(tokens, segments)
 
     def _denoised(

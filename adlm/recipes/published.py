@@ -73,7 +73,6 @@ def _run(name: str, kind: str, size: str, data: Corpus, *, micro_batch_size: int
             lr_schedule=Constant(warmup=2500),
             grad_clip=1.0,
             ema_decay=0.9999,
-            bf16=True,
         ),
         ValidationConfig(every=10_000, num_rows=4096, draws=4, micro_batch_size=micro_batch_size),
         CheckpointConfig(every=2500),

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.errors import OutOfRange
-from adlm.samplers.remasking import Cap, Never, RemaskRule, ReverseStep
+from adlm.samplers.grid import Grid, changes, grid, reverse_step, told_time, turns
+from adlm.samplers.remasking import Cap, Never, RemaskRule
 from adlm.samplers.sampler import Unmasking
 from adlm.samplers.state import SamplerState
 
@@ -38,26 +39,52 @@ class OnGrid(Unmasking, ABC):
         """All steps of the grid."""
         if isinstance(rule, Never) and self.steps > _MANY_STEPS:
             self._leap(state)
-            return
-        for step in range(self.steps):
-            self.take(step, state, rule)
+        elif rule.reads_confidence:
+            for step in range(self.steps):
+                self._take(step, state, rule)
+        elif state.on_step is None:
+            self._take_turns(state, grid(self.steps, self.schedule, rule))
+        else:
+            self._take_steps(state, grid(self.steps, self.schedule, rule))
 
-    def take(self, step: int, state: SamplerState, rule: RemaskRule) -> None:
-        """One step of the grid, of the posterior with a rule's sigma."""
+    def _take(self, step: int, state: SamplerState, rule: RemaskRule) -> None:
+        """One step of the posterior with a rule's sigma."""
         blank = state.blank
         visible = state.open & ~blank
-        t, s = self._times(step)
-        change = rule.step(t, s, self.schedule, state.confidence.masked_fill(~visible, torch.inf))
-        if step == self.steps - 1:  # some schedules and rules end with masks
-            change = ReverseStep(change.alpha_t, 1.0)
+        confidence = state.confidence.masked_fill(~visible, torch.inf)
+        change = reverse_step(step, self.steps, self.schedule, rule, confidence)
         fresh = blank & (state.uniform("reveal", step) < change.reveal)
-        # The network is told the time at which so much is visible: not t, if a rule lets time stand.
-        state.reveal(fresh, self._time_of(change.alpha_t), step)
+        state.reveal(fresh, told_time(self.schedule, change.alpha_t), step)
         remasked = None
         if isinstance(change.sigma, torch.Tensor) or change.sigma > 0:
             remasked = visible & (state.uniform("remask", step) < change.sigma)
             state.remask(remasked)
         state.show(fresh, remasked, steps=self.steps)
+
+    def _take_steps(self, state: SamplerState, over: Grid) -> None:
+        """All steps with their positions known, one after another, for a callback."""
+        taken = 0
+        for change in changes(state, over):
+            self._show_surplus(state, change.step - taken)
+            taken = change.step + 1
+            fresh, remasked = state.to_device(change.fresh), state.to_device(change.remasked)
+            state.reveal(fresh, over.time[change.step].item(), change.step)
+            state.remask(remasked)
+            state.show(fresh, remasked, steps=self.steps)
+        self._show_surplus(state, self.steps - taken)
+
+    def _show_surplus(self, state: SamplerState, count: int) -> None:
+        """Steps at which nothing changes are steps to a callback."""
+        nothing = torch.zeros_like(state.open)
+        for _ in range(count):
+            state.show(nothing, steps=self.steps)
+
+    def _take_turns(self, state: SamplerState, over: Grid) -> None:
+        """The same with as many rows in a pass as have something left to write."""
+        for turn in turns(state, over):
+            if turn.remasked.any():
+                state.remask(state.to_device(turn.remasked))
+            state.reveal(state.to_device(turn.fresh), state.to_device(over.time[turn.steps]), turn.steps)
 
     def _leap(self, state: SamplerState) -> None:
         """All steps, of which only those are taken that reveal something.
@@ -77,13 +104,6 @@ class OnGrid(Unmasking, ABC):
             time = 1 - step.masked_fill(~fresh, 0).amax(-1) / self.steps
             state.reveal(fresh, time, i)
             state.show(fresh, steps=turns)
-
-    def _times(self, step: int) -> tuple[float, float]:
-        """The times at which a step begins and ends."""
-        return 1 - step / self.steps, 1 - (step + 1) / self.steps
-
-    def _time_of(self, alpha: float) -> float:
-        return self.schedule.inverse(torch.tensor(alpha, dtype=torch.float64)).clamp(0, 1).item()
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ class BlockReader:
         self.stale_anchors = 1 << 30 if network.blind_anchor else stale_anchors
         self.cache = network.finished_blocks(*tokens.shape)
         self.start = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
+        self._start = [0] * len(tokens)
         self.calls = self.anchor_calls = 0
         self._stage: AnchorState | None = None
         self._age = torch.zeros_like(self.start)
 
     def move(self, start: Tensor) -> None:
         """Go to the blocks that begin at `start` [B]; what is before them stays as it is."""
-        self.start = start
+        self.start, self._start = start, start.tolist()
         self._age.fill_(self.stale_anchors)
 
     def features(self, where: Tensor) -> Tensor:
@@ -61,13 +62,14 @@ class BlockReader:
 
     def _read(self, rows: Tensor, where: Tensor, stage: AnchorState | None) -> Tensor:
         """[N, D] of these rows [B] bool; `stage` of all rows, if they need no new one."""
-        some = None if bool(rows.all()) else rows.nonzero()[:, 0]
+        some = None if bool(rows.all()) else rows.nonzero()[:, 0].tolist()
         pick = slice(None) if some is None else some
         kept = None if stage is None else AnchorState(*(part[pick] for part in stage))
+        start = self._start if some is None else [self._start[row] for row in some]
         found = self.network.read_block(
-            self.tokens[pick], self.start[pick], self.cache, rows=some, output_mask=where[pick], stage=kept
+            self.tokens[pick], start, self.cache, rows=some, output_mask=where[pick], stage=kept
         )
-        count = int(rows.sum())
+        count = len(start)
         self.calls += count
         if found.stage is not None and stage is None:
             self.anchor_calls += count

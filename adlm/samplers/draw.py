@@ -17,9 +17,19 @@ _MANY = 1 << 15  # numbers, from which on blocks pay
 
 def draw(logits: Tensor, bits: Tensor) -> Tensor:
     """Tokens [N] from logits [N, V] and 64 random bits [N] each."""
+    return draw_measured(logits, bits)[0]
+
+
+def draw_measured(logits: Tensor, bits: Tensor, top: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Tokens [N], and the probability [N] of each.
+
+    Args:
+        top: the largest logit of each row [N, 1], where it is known.
+    """
     if logits.device.type == "mps":  # it has no float64
-        return race(logits, bits)
-    return inverse_cdf(logits, to_uniform(bits))
+        tokens = race(logits, bits)
+        return tokens, logits.softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return _inverse_cdf(logits, to_uniform(bits), logits.amax(-1, keepdim=True) if top is None else top)
 
 
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
@@ -28,24 +38,35 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     Probabilities are as exact as the logits are; their sums are float64, so that nothing is lost in the tail. Where
     there are many, the block of tokens is found first: sums take a fifth of the time of cumulative ones.
     """
-    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    return _inverse_cdf(logits, u, logits.amax(-1, keepdim=True))[0]
+
+
+def _inverse_cdf(logits: Tensor, u: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (logits - top).exp_()
+    token, total = crossing(weights, u[:, None])
+    return token[:, 0], (weights.gather(-1, token) / total)[:, 0].to(logits.dtype)
+
+
+def crossing(weights: Tensor, fraction: Tensor | float, *, reached: bool = False) -> tuple[Tensor, Tensor]:
+    """The first place [N, 1] at which the cumulative sum of weights [N, V] exceeds a fraction of their sum [N, 1].
+
+    Args:
+        fraction: in (0, 1); a uniform number is at most 1 - 2^-53, and that is half a last digit or more.
+        reached: the first place at which it is reached, instead.
+    """
+    wide = torch.float32 if weights.device.type == "mps" else torch.float64  # it has no float64
     if weights.numel() < _MANY:
-        sums = weights.cumsum(-1, dtype=torch.float64)
-        return _first_above(sums, u[:, None] * sums[:, -1:])[:, 0]
+        sums = weights.cumsum(-1, dtype=wide)
+        return torch.searchsorted(sums, fraction * sums[:, -1:], right=not reached), sums[:, -1:]
     blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
-    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    height = u[:, None] * sums[:, -1:]
-    block = _first_above(sums, height)
-    own = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
+    sums = blocks.sum(-1, dtype=wide).cumsum(-1)
+    height = fraction * sums[:, -1:]
+    block = torch.searchsorted(sums, height, right=not reached)
+    own = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=wide)
     within = (height - sums.gather(-1, block) + own[:, -1:]).clamp_min(0)
     # Rounded, it may reach the block's last sum, behind which there is another block.
-    return (block * _BLOCK + _first_above(own, torch.minimum(within, own[:, -1:] * (1 - 2.0**-53))))[:, 0]
-
-
-def _first_above(sums: Tensor, height: Tensor) -> Tensor:
-    """[N, 1]: where cumulative sums [N, K] first exceed a height [N, 1], which is below the last: a uniform number is
-    at most 1 - 2^-53, and that is half a last digit or more."""
-    return torch.searchsorted(sums, height, right=True)
+    within = torch.minimum(within, own[:, -1:] * (1 - torch.finfo(wide).eps / 2))
+    return block * _BLOCK + torch.searchsorted(own, within, right=not reached), sums[:, -1:]
 
 
 def race(logits: Tensor, bits: Tensor) -> Tensor:

@@ -77,10 +77,10 @@ class Network(Protocol):
     def read_block(
         self,
         tokens: Tensor,
-        start: Tensor,
+        start: list[int],
         cache: FinishedBlocks,
         *,
-        rows: Tensor | None = None,
+        rows: list[int] | None = None,
         output_mask: Tensor | None = None,
         stage: AnchorState | None = None,
     ) -> BlockFeatures: ...
@@ -179,10 +179,10 @@ class NetworkWrapper:
     def read_block(
         self,
         tokens: Tensor,
-        start: Tensor,
+        start: list[int],
         cache: FinishedBlocks,
         *,
-        rows: Tensor | None = None,
+        rows: list[int] | None = None,
         output_mask: Tensor | None = None,
         stage: AnchorState | None = None,
     ) -> BlockFeatures:

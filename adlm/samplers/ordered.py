@@ -47,9 +47,9 @@ class Ordered(Unmasking):
         at_first = state.blank.sum(-1)
         step = 0
         while bool((blank := state.blank).any()):
-            t = self.schedule.inverse(1 - state.masked_fraction).clamp(0, 1)
-            agrees = state.anchor_measure(blank, t, lambda prediction: prediction.drawn) if self.agreeing else None
-            offer = self.order.offer(OrderContext(state, blank, t, step))
+            t = self._time(state)
+            agrees = state.anchor_measure(blank, t, lambda logits: logits.argmax(-1)) if self.agreeing else None
+            offer = self.order.offer(OrderContext(state, blank, t, step, self.pace.reads_entropy))
             fresh = self._taken(blank, offer.score, offer.entropy, at_first, step)
             if agrees is not None and offer.tokens is not None:
                 fresh[blank] |= agrees == offer.tokens
@@ -60,14 +60,22 @@ class Ordered(Unmasking):
             state.show(fresh)
             step += 1
 
-    def _taken(self, blank: Tensor, score: Tensor, entropy: Tensor, at_first: Tensor, step: int) -> Tensor:
+    def _time(self, state: SamplerState) -> float | Tensor:
+        if not state.network.time_conditioned:
+            return 0.0
+        return self.schedule.inverse(1 - state.masked_fraction).clamp(0, 1)
+
+    def _taken(self, blank: Tensor, score: Tensor, entropy: Tensor | None, at_first: Tensor, step: int) -> Tensor:
         """[B, L] bool: the first blanks of each row, as many as the pace takes."""
         scores = torch.full(blank.shape, -torch.inf, device=blank.device, dtype=score.dtype)
         entropies = torch.full_like(scores, torch.inf)
-        scores[blank], entropies[blank] = score, entropy.to(scores.dtype)
+        scores[blank] = score
         order = _best_first(scores)
+        if entropy is not None:
+            entropies[blank] = entropy.to(scores.dtype)
+            entropies = entropies.gather(-1, order)
         left = blank.sum(-1)
-        view = Ranked(scores.gather(-1, order), entropies.gather(-1, order), left, at_first, step)
+        view = Ranked(scores.gather(-1, order), entropies, left, at_first, step)
         count = self.pace.count(view).clamp_min(1).minimum(left)
         rank = torch.arange(blank.shape[1], device=blank.device)
         return torch.zeros_like(blank).scatter_(-1, order, rank < count[:, None])

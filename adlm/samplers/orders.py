@@ -15,21 +15,25 @@ from adlm.samplers.state import Prediction, SamplerState
 
 
 class Offer(NamedTuple):
-    """For each of N blanks: its score and entropy [N], and the token and its probability where one was drawn [N]."""
+    """Of each of N blanks: its score, its entropy if asked for, and the token and its probability where one was drawn."""
 
     score: Tensor
-    entropy: Tensor
+    entropy: Tensor | None = None
     tokens: Tensor | None = None
     confidence: Tensor | None = None
 
 
 class OrderContext(NamedTuple):
-    """What an order chooses from: the blanks [B, L] bool of a state, at times t [B], in a step."""
+    """What an order chooses from: the blanks [B, L] bool of a state, at times t [B], in a step.
+
+    entropies: whether the pace needs them.
+    """
 
     state: SamplerState
     blank: Tensor
-    t: Tensor
+    t: float | Tensor
     step: int
+    entropies: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,34 +52,33 @@ class PredictedOrder(Order, ABC):
     """Draw at every blank, then keep the best."""
 
     @abstractmethod
-    def score(self, p: Tensor, confidence: Tensor) -> Tensor:
-        """Probabilities [n, V], and those [n] of the tokens drawn -> [n]."""
+    def score(self, prediction: Prediction) -> Tensor:
+        """A number for each of n predictions."""
 
     def offer(self, context: OrderContext) -> Offer:
         def measure(prediction: Prediction) -> Tensor:
-            p = prediction.raw.softmax(-1)
-            confidence = p.gather(-1, prediction.drawn[:, None])[:, 0]
-            return torch.stack([self.score(p, confidence), entropy(p), confidence], -1)
+            found = [self.score(prediction), prediction.own_confidence]
+            return torch.stack([*found, entropy(prediction.raw)] if context.entropies else found, -1)
 
         tokens, measured = context.state.predict(context.blank, context.t, context.step, measure=measure)
-        score, entropies, confidence = measured.unbind(-1)
-        return Offer(score, entropies, tokens, confidence)
+        score, confidence, *entropies = measured.unbind(-1)
+        return Offer(score, entropies[0] if entropies else None, tokens, confidence)
 
 
 @dataclass(frozen=True)
 class Confidence(PredictedOrder):
     """The probability of the drawn token (MaskGIT arXiv 2202.04200, LLaDA arXiv 2502.09992)."""
 
-    def score(self, p: Tensor, confidence: Tensor) -> Tensor:
-        return confidence
+    def score(self, prediction: Prediction) -> Tensor:
+        return prediction.own_confidence
 
 
 @dataclass(frozen=True)
 class Margin(PredictedOrder):
     """The likeliest token's probability less the second's (arXiv 2502.06768)."""
 
-    def score(self, p: Tensor, confidence: Tensor) -> Tensor:
-        first, second = p.topk(2, -1).values.unbind(-1)
+    def score(self, prediction: Prediction) -> Tensor:
+        first, second = prediction.p.topk(2, -1).values.unbind(-1)
         return first - second
 
 
@@ -83,8 +86,8 @@ class Margin(PredictedOrder):
 class LeastEntropy(PredictedOrder):
     """The surest distribution first (Dream arXiv 2508.15487)."""
 
-    def score(self, p: Tensor, confidence: Tensor) -> Tensor:
-        return -entropy(p)
+    def score(self, prediction: Prediction) -> Tensor:
+        return -entropy(prediction.raw)
 
 
 @dataclass(frozen=True)
@@ -106,15 +109,16 @@ class AnyOrder(Order):
     """At random: what LLaDA calls random remasking. No logits are needed to choose."""
 
     def offer(self, context: OrderContext) -> Offer:
-        score = context.state.uniform("order", context.step)[context.blank]
-        return Offer(score, torch.full_like(score, torch.inf))
+        return Offer(context.state.uniform("order", context.step)[context.blank])
 
 
-def entropy(p: Tensor) -> Tensor:
-    """[n, V] -> [n] in nats."""
-    return torch.special.entr(p).sum(-1)
+def entropy(logits: Tensor) -> Tensor:
+    """Logits [n, V] -> entropies [n] in nats: log sum_v e^(a_v) - sum_v p_v a_v, with the largest a_v at 0."""
+    shifted = logits - logits.amax(-1, keepdim=True)
+    p = shifted.softmax(-1)
+    # A product of 0 and -inf would have no value.
+    return shifted.logsumexp(-1) - torch.linalg.vecdot(p, shifted.clamp_min_(torch.finfo(shifted.dtype).min))
 
 
-def _sureness(prediction: Prediction) -> Tensor:
-    p = prediction.p
-    return torch.stack([p.amax(-1), entropy(p)], -1)
+def _sureness(logits: Tensor) -> Tensor:
+    return torch.stack([logits.softmax(-1).amax(-1), entropy(logits)], -1)

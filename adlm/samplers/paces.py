@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +14,17 @@ from adlm.errors import OutOfRange
 class Pace(ABC):
     """How much of an order one step takes."""
 
+    reads_entropy: ClassVar[bool] = True  # False: entropies need not be computed
+
     @abstractmethod
     def count(self, view: "Ranked") -> Tensor:
         """How many blanks [B] to take from each row; at least one is taken."""
 
 
 class Ranked(NamedTuple):
-    """The blanks of each row from the best to the worst: score and entropy [B, L] (-inf and inf behind them),
-    how many there are [B], how many there were at the start [B], and the step's number."""
+    """The blanks of each row from the best to the worst: score and entropy [B, L] (-inf and inf behind them; inf
+    everywhere for a pace that does not read it), how many there are [B], how many there were at the start [B], and the
+    step's number."""
 
     score: Tensor
     entropy: Tensor
@@ -34,6 +37,7 @@ class Ranked(NamedTuple):
 class PerStep(Pace):
     """The best `k`."""
 
+    reads_entropy: ClassVar[bool] = False
     k: int = 1
 
     def __post_init__(self) -> None:
@@ -48,6 +52,7 @@ class PerStep(Pace):
 class InSteps(Pace):
     """All of a row in `steps` equal parts, the larger ones first."""
 
+    reads_entropy: ClassVar[bool] = False
     steps: int = 64
 
     def __post_init__(self) -> None:
@@ -62,6 +67,7 @@ class InSteps(Pace):
 class Above(Pace):
     """All with at least this score (Fast-dLLM arXiv 2505.22618 takes 0.9 of confidence)."""
 
+    reads_entropy: ClassVar[bool] = False
     score: float = 0.9
 
     def count(self, view: Ranked) -> Tensor:

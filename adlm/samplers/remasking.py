@@ -7,7 +7,7 @@ whatever sigma is. It must not exceed sigma_max = min(1, (1 - alpha_s) / alpha_t
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class RemaskContext(NamedTuple):
 class RemaskRule(ABC):
     """When to mask a token again."""
 
+    reads_confidence: ClassVar[bool] = True  # False: sigma is the same whatever was written
+
     def step(self, t: float, s: float, schedule: Schedule, confidence: Tensor) -> ReverseStep:
         """The step from time t to s.
 
@@ -66,6 +68,8 @@ class RemaskRule(ABC):
 class Never(RemaskRule):
     """What is revealed stays: MDLM."""
 
+    reads_confidence: ClassVar[bool] = False
+
     def sigma(self, step: RemaskContext) -> float:
         return 0.0
 
@@ -74,6 +78,7 @@ class Never(RemaskRule):
 class Cap(RemaskRule):
     """`eta`, or sigma_max where that is less."""
 
+    reads_confidence: ClassVar[bool] = False
     eta: float = 0.02
 
     def __post_init__(self) -> None:
@@ -87,6 +92,7 @@ class Cap(RemaskRule):
 class Rescale(RemaskRule):
     """`eta` times sigma_max."""
 
+    reads_confidence: ClassVar[bool] = False
     eta: float = 0.02
 
     def __post_init__(self) -> None:
@@ -113,6 +119,8 @@ class ByConfidence(RemaskRule):
 class ForwardBackward(RemaskRule):
     """As many tokens masked again as one step forward in time would mask: (alpha_s - alpha_t) / alpha_t."""
 
+    reads_confidence: ClassVar[bool] = False
+
     def sigma(self, step: RemaskContext) -> float:
         return min(step.sigma_max, (step.alpha_s - step.alpha_t) / step.alpha_t) if step.alpha_t > 0 else step.sigma_max
 
@@ -125,6 +133,7 @@ class FlowCorrector(RemaskRule):
     process does is this posterior with sigma = beta (alpha_s - alpha_t) / alpha_t.
     """
 
+    reads_confidence: ClassVar[bool] = False
     strength: float = 1.0
     a: float = 0.25
     b: float = 0.25
@@ -147,6 +156,7 @@ class Loop(RemaskRule):
     which in few steps reveals too much.
     """
 
+    reads_confidence: ClassVar[bool] = False
     eta: float = 0.02
     t_on: float = 0.55
     t_off: float = 0.05

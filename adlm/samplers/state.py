@@ -5,19 +5,21 @@ is computed only at those positions, a slice at a time; and tokens are drawn the
 belongs to its row, position and step alone.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.errors import ConfigError
 from adlm.models.hand_over import AnchorState
-from adlm.randomness import Noise
+from adlm.randomness import Noise, bits_at, uniform_at
 from adlm.samplers.block_reader import BlockReader
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import bound_sites, hold
-from adlm.samplers.draw import draw
+from adlm.samplers.draw import draw_measured
 from adlm.samplers.filters import Filter, Sites, check_drawable, check_finite
 from adlm.samplers.network import Network, anchor_predictions
 
@@ -59,26 +61,34 @@ class StepEvent(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Logits [n, V] of the network and after the filters, and the tokens [n] drawn from the latter."""
+    """Logits [n, V] of the network and after the filters, and the tokens [n] drawn from the latter.
+
+    confidence: [n], the probability with which each was drawn.
+    """
 
     raw: Tensor
     logits: Tensor
     drawn: Tensor
+    confidence: Tensor
 
     @property
     def p(self) -> Tensor:
-        """The probabilities that were drawn from, [n, V]."""
-        return self.logits.softmax(-1)
+        """The network's own probabilities, before the filters, [n, V]."""
+        return self.raw.softmax(-1)
 
     @property
-    def confidence(self) -> Tensor:
-        """The probability of the drawn token, [n]."""
-        return (self.logits.gather(-1, self.drawn[:, None])[:, 0] - self.logits.logsumexp(-1)).exp()
+    def own_confidence(self) -> Tensor:
+        """The probability that the network itself gave the drawn tokens, [n]."""
+        if self.logits is self.raw:
+            return self.confidence
+        return (self.raw.gather(-1, self.drawn[:, None])[:, 0] - self.raw.logsumexp(-1)).exp()
 
 
 StepCallback = Callable[[StepEvent], None]
 DrawCallback = Callable[[Sites, Prediction], None]  # where tokens were drawn, and from what; not all are written
 Measure = Callable[[Prediction], Tensor]  # a number per prediction [n], or several [n, ...]
+# Random numbers are named; an array [B] in a name has the part of each row.
+Name: TypeAlias = str | int | NDArray[np.int64]
 
 
 def confidence(prediction: Prediction) -> Tensor:
@@ -123,6 +133,9 @@ class SamplerState:
         self.reader: BlockReader | None = None
         self._stage: AnchorState | None = None
         self._age = torch.zeros_like(canvas.sample_ids)
+        # Noise is made on the host, where choosing positions costs a fraction of what a kernel does.
+        self._ids = canvas.sample_ids.cpu().numpy().astype(np.int64).view(np.uint64)
+        self._positions = np.arange(self.tokens.shape[1], dtype=np.uint64)
 
     @property
     def blank(self) -> Tensor:
@@ -134,12 +147,24 @@ class SamplerState:
         """[B]: how much of what the network sees is masked."""
         return (self.tokens[:, self.window] == self.network.vocabulary.mask_id).float().mean(-1)
 
-    def uniform(self, *name: str | int) -> Tensor:
+    def uniform(self, *name: Name) -> Tensor:
         """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the position."""
-        return self.noise.fork(*name).uniform(self.canvas.sample_ids, self.tokens.shape[1])
+        return self.to_device(uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions))
+
+    def uniforms(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
+        """[steps, B, L] on the host: `uniform(name, step)` of each."""
+        seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
+        return uniform_at(seeds[:, None, None], self._ids[:, None], self._positions)
+
+    def to_device(self, values: NDArray[Any]) -> Tensor:
+        """What was found on the host, beside the tokens."""
+        found, device = torch.from_numpy(values), self.tokens.device
+        if device.type == "cpu":
+            return found
+        return (found.float() if device.type == "mps" and found.is_floating_point() else found).to(device)
 
     def predict(
-        self, where: Tensor, t: float | Tensor, *name: str | int, measure: Measure = confidence
+        self, where: Tensor, t: float | Tensor, *name: Name, measure: Measure = confidence
     ) -> tuple[Tensor, Tensor]:
         """Draw a token [N] at each of the positions `where` [B, L] without writing it, and measure each [N].
 
@@ -150,46 +175,44 @@ class SamplerState:
         """
         return self.draw(self._features(where, t), where, *name, measure=measure)
 
-    def draw(
-        self, final: Tensor, where: Tensor, *name: str | int, measure: Measure = confidence
-    ) -> tuple[Tensor, Tensor]:
+    def draw(self, final: Tensor, where: Tensor, *name: Name, measure: Measure = confidence) -> tuple[Tensor, Tensor]:
         """As `predict`, from features [N, D]."""
         row, position = where.nonzero(as_tuple=True)
-        bits = self.noise.fork("token", *name).bits(self.canvas.sample_ids, self.tokens.shape[1])[where]
-        tokens, measured = torch.empty_like(row), []
-        parts = self._parts(row, position)
+        bits = self._bits(row, position, name)
+        if not self.canvas.constraints and len(row) <= self._slice:
+            # The features themselves: a network may have their logits already.
+            prediction = self._predicted(final, Sites(self.tokens, row, position), bits)
+            return prediction.drawn, measure(prediction)
+        tokens, measured, parts = torch.empty_like(row), [], self._parts(row, position)
         ahead = self.tokens.clone() if self.canvas.constraints else self.tokens
         for part in parts:
             sites = Sites(ahead, row[part], position[part])
-            # The features themselves if they are one part: a network may have their logits already.
-            prediction = self._prediction(final if len(parts) == 1 else final[part], sites, bits[part])
+            prediction = self._predicted(final if len(parts) == 1 else final[part], sites, bits[part])
             tokens[part] = prediction.drawn
             if self.canvas.constraints:
                 ahead[sites.row, sites.position] = prediction.drawn
-            if self.on_draw is not None:
-                self.on_draw(sites, prediction)
             measured.append(measure(prediction))
         return tokens, measured[0] if len(parts) == 1 else torch.cat(measured)[torch.cat(parts).argsort()]
 
-    def anchor_measure(self, where: Tensor, t: float | Tensor, measure: Measure) -> Tensor:
-        """Measure the anchor stage's own prediction [N] at `where`, with its likeliest token as the one drawn."""
+    def anchor_measure(self, where: Tensor, t: float | Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
+        """Measure the anchor stage's own logits [n, V] at the N positions `where`: a number of each, or several."""
         self.check_two_stages("anchor confidence")
         if self.reader is not None:
             anchor = self.reader.anchor(where)
         else:
             rows = where.any(-1)
             anchor = self._stages(rows, t).anchor[where[rows][:, self.window]]
-        logits = (anchor_predictions(self.network, part) for part in anchor.split(self._slice))
-        return torch.cat([measure(Prediction(part, part, part.argmax(-1))) for part in logits])
+        return torch.cat([measure(anchor_predictions(self.network, part)) for part in anchor.split(self._slice)])
 
-    def reveal(self, where: Tensor, t: float | Tensor, *name: str | int) -> None:
+    def reveal(self, where: Tensor, t: float | Tensor, *name: Name) -> None:
         """Draw and write at `where`."""
         if bool(where.any()):
             self.write(where, *self.predict(where, t, *name))
 
     def write(self, where: Tensor, tokens: Tensor, confidence: Tensor) -> None:
         """Write tokens [N] at `where`, drawn with these probabilities [N]."""
-        self.tokens[where], self.confidence[where] = tokens, confidence.to(self.confidence.dtype)
+        at = where.nonzero(as_tuple=True)
+        self.tokens[at], self.confidence[at] = tokens, confidence.to(self.confidence.dtype)
 
     def remask(self, where: Tensor) -> None:
         """Make `where` blank again."""
@@ -223,22 +246,42 @@ class SamplerState:
         if self.network.stages < 2:
             raise ConfigError(f"{purpose} needs a model with an anchor stage", subject=purpose)
 
-    def _prediction(self, final: Tensor, sites: Sites, bits: Tensor) -> Prediction:
+    def _seeds(self, name: Sequence[Name]) -> NDArray[np.uint64]:
+        """[B], or [1] if it is the same for all rows."""
+        size = max((len(part) for part in name if isinstance(part, np.ndarray)), default=1)
+        each = [part.tolist() if isinstance(part, np.ndarray) else [part] * size for part in name]
+        return np.array([self.noise.fork(*own).seed for own in zip(*each, strict=True)], dtype=np.uint64)
+
+    def _bits(self, row: Tensor, position: Tensor, name: Sequence[Name]) -> Tensor:
+        """[N]: the random bits of one token each."""
+        rows, seeds = row.cpu().numpy(), self._seeds(("token", *name))
+        at = bits_at(seeds if len(seeds) == 1 else seeds[rows], self._ids[rows], position.cpu().numpy().view(np.uint64))
+        return self.to_device(at.view(np.int64))
+
+    def _predicted(self, final: Tensor, sites: Sites, bits: Tensor) -> Prediction:
         raw = logits = self.network.logits(final)
-        check_finite(raw, sites)
+        top = raw.amax(-1, keepdim=True)
+        check_finite(top, sites)
         if self.canvas.constraints:
             logits = hold(logits, sites, self.canvas.constraints)
         for each in self.filters:
             logits = each(logits, sites)
-        check_drawable(logits, sites, self.filters, self.network.vocabulary.mask_id)
-        return Prediction(raw, logits, draw(logits, bits))
+        if logits is not raw:
+            top = logits.amax(-1, keepdim=True)
+        check_drawable(logits, top, sites, self.filters, self.network.vocabulary.mask_id)
+        prediction = Prediction(raw, logits, *draw_measured(logits, bits, top))
+        if self.on_draw is not None:
+            self.on_draw(sites, prediction)
+        return prediction
 
     def _features(self, where: Tensor, t: float | Tensor) -> Tensor:
         """[N, D] at `where`, from the rows in which it has anything."""
         if self.reader is not None:
             return self.reader.features(where)
         rows = where.any(-1)
-        tokens, output_mask = self.tokens[rows][:, self.window], where[rows][:, self.window]
+        tokens, output_mask = self.tokens[:, self.window], where[:, self.window]
+        if not bool(rows.all()):
+            tokens, output_mask = tokens[rows], output_mask[rows]
         self.network_calls += len(tokens)
         if self.network.stages > 1 and (self.stale_anchors > 1 or self._stage is not None):
             stage = self._stages(rows, t)
@@ -263,7 +306,9 @@ class SamplerState:
         assert self._stage is not None
         return AnchorState(*(part[rows] for part in self._stage))
 
-    def _times(self, rows: Tensor, t: float | Tensor) -> Tensor:
+    def _times(self, rows: Tensor, t: float | Tensor) -> Tensor | None:
+        if not self.network.time_conditioned:
+            return None
         if isinstance(t, Tensor):
             return t[rows].float()
         return torch.full((int(rows.sum()),), t, device=rows.device)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adlm.train.callbacks import Callback, PrintMessages
     from adlm.train.curves import DrawCurves, draw_curves
-    from adlm.train.init import AnchorFrom, Finetune, Init, Pretrained, RandomInit
+    from adlm.train.init import AnchorFrom, Finetune, Init, Pretrained, RandomInit, SplitFrom
     from adlm.train.lora import Lora
     from adlm.train.lr_schedules import Constant, CosineDecay, LRSchedule, StableDecay
     from adlm.train.metrics import StepMetrics, ValidationMetrics, read_metrics
@@ -35,6 +35,7 @@ __all__ = [
     "PrintMessages",
     "RandomInit",
     "Run",
+    "SplitFrom",
     "StableDecay",
     "StepMetrics",
     "Tracker",
@@ -52,6 +53,7 @@ __all__ = [
 _HOMES = {
     "AdamW": "optimizers",
     "AnchorFrom": "init",
+    "SplitFrom": "init",
     "Callback": "callbacks",
     "CheckpointConfig": "run",
     "Constant": "lr_schedules",

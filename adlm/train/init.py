@@ -6,7 +6,7 @@ so these are what another run starts from.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -106,6 +106,59 @@ class AnchorFrom(Init):
         model.anchor.load_state_dict(other.stack.state_dict())
         model.anchor_head.load_state_dict(other.head.state_dict())
         _continue(model, other)
+
+
+@dataclass(frozen=True)
+class SplitFrom(Init):
+    """A two-stage model with the `Continued` hand-over, made of the lower and the upper layers of a one-stage model.
+
+    It starts as exactly that model, at the same size and cost; its anchor head reads the residual stream halfway.
+
+    Args:
+        model: a folder, or owner/name on the Hub.
+    """
+
+    model: str
+
+    def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        asked = f"asked to split {self.model} into two stages"
+        other = _load(self.model, tokenizer, asked)
+        if not isinstance(model, TwoStage) or not isinstance(model.config.hand_over, Continued):
+            raise ModelError(
+                asked,
+                "the run has another network",
+                "use a two-stage network with hand_over=Continued",
+                subject="network.hand_over",
+            )
+        if not isinstance(other, OneStage):
+            raise ModelError(asked, f"it is {type(other).__name__}", "name a model with one stage", subject=self.model)
+        ours, theirs = model.config, other.config
+        layers = sum(ours.layers)
+        differences = [
+            *_differences("network.anchor", replace(ours.anchor, layers=layers), theirs.stack),
+            *_differences("network.positions", ours.positions, theirs.positions),
+            *_differences("network.tied", ours.tied, ours.tied and theirs.tied),
+        ]
+        _check_same(differences, asked)
+        _check_shift(model, other, asked)
+        model.embedding.load_state_dict(other.embedding.state_dict())
+        for head in (model.anchor_head, model.head):
+            head.load_state_dict(other.head.state_dict())
+        weights, lower = other.stack.state_dict(), ours.layers[0]
+        model.anchor.load_state_dict({name: x for name, x in weights.items() if _layer(name) < lower})
+        upper = {_moved(name, lower): x for name, x in weights.items() if _layer(name, lower) >= lower}
+        model.denoiser.load_state_dict(upper)
+
+
+def _layer(name: str, default: int = 0) -> int:
+    """The number of the block that a parameter of a stack belongs to; `default` for those of no block."""
+    return int(name.split(".")[1]) if name.startswith("blocks.") else default
+
+
+def _moved(name: str, by: int) -> str:
+    """The name that a parameter has if its block comes so many earlier."""
+    parts = name.split(".")
+    return ".".join([parts[0], str(int(parts[1]) - by), *parts[2:]]) if parts[0] == "blocks" else name
 
 
 @dataclass(frozen=True)

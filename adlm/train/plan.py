@@ -20,7 +20,6 @@ from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig
 from adlm.data.tokenizer import load_tokenizer
 from adlm.diffusion.blocks import BlockMasking
-from adlm.distributed import bf16_is_fast
 from adlm.errors import ConfigError
 from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, training_work
 from adlm.models.language_model import LanguageModel
@@ -28,7 +27,8 @@ from adlm.models.network import Vocabulary
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, MaskedObjective, Objective
-from adlm.train.optimizers import MuonOptimizer
+from adlm.train.execution import Execution, choose
+from adlm.train.muon import MuonOptimizer
 from adlm.train.run import Run
 
 # Of what matrix products alone reach on the device. Between .3 and .7 was measured (docs/log.md): less for narrow
@@ -236,18 +236,21 @@ class MemoryEstimate(NamedTuple):
         return sum(self)
 
 
-def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: int = 1) -> MemoryEstimate:
+def memory(
+    run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: int = 1, cpu: bool = False
+) -> MemoryEstimate:
     """What training needs, about. What allocators and libraries hold on to comes on top: on a CPU, up to half as much
     again was measured.
 
     Weights, gradients and averages are float32; in bfloat16 a copy of the weights is kept from the forward pass to
     the backward pass. AdamW has two states a weight, Muon one. Activations are those of `activation_bytes`, of rows
-    without padding. Logits are two tables of a slice of positions, or four where an objective lets autograd have them;
-    and for each head whose loss is taken, its gradient before it is added to the others.
+    without padding. Logits are one table of a slice of positions, two in bfloat16, or four where an objective lets
+    autograd have them; and for each head whose loss is taken, its gradient before it is added to the others.
 
     Args:
         rows: of a micro-batch.
         parts: processes over which weights, gradients, optimiser states and averages are spread.
+        cpu: whether they compute on a CPU, where attention on short rows keeps more.
     """
     model = _meta(run, vocabulary)
     weights = sum(parameter.numel() for parameter in model.parameters())
@@ -271,6 +274,7 @@ def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: in
         anchors=anchors,
         short=short,
         activation_checkpointing=run.train.activation_checkpointing,
+        cpu=cpu,
     )
     fused = isinstance(run.objective, Nelbo | CrossEntropy)
     table = min(SLICE_LOGITS, round(tokens * scored) * vocabulary.size)
@@ -281,7 +285,7 @@ def memory(run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: in
         optimizer=4 * states // parts,
         ema=4 * weights * bool(run.train.ema_decay) // parts,
         activations=each * tokens,
-        logits=table * ((4 + short) if fused else 16) + heads,
+        logits=table * ((4 if short == 4 else 4 + short) if fused else 16) + heads,
     )
 
 
@@ -290,7 +294,7 @@ class RunPlan(NamedTuple):
 
     Args:
         parts: that weights, gradients and optimiser states are in.
-        bf16: whether matrix products are in bfloat16 there.
+        execution: type of matrix products and threads there.
         micro_batch_size, micro_batches: rows of a micro-batch, and how many of them each process computes in a step.
         memory: of each process.
         speed: operations per second of matrix products alone on the device, measured when the plan was made.
@@ -300,7 +304,7 @@ class RunPlan(NamedTuple):
     world_size: int
     parts: int
     device: str
-    bf16: bool
+    execution: Execution
     micro_batch_size: int
     micro_batches: int
     memory: MemoryEstimate
@@ -333,11 +337,15 @@ def plan(
     """
     sums = summary(run, vocabulary=vocabulary, world_size=world_size)
     micro_batch_size, micro_batches = _micro_batches(run, sums.rows, world_size)
-    bf16 = run.train.bf16 and bf16_is_fast(device)
+    device = torch.device(device)
+    execution = choose(run.train.precision, run.network, sums.vocabulary, sums.length, device, world_size == 1)
     parts = world_size if shard else 1
-    needed = memory(run, sums.vocabulary, rows=micro_batch_size, bf16=bf16, parts=parts)
-    speed = matmul_speed(str(device), bf16)
-    return RunPlan(sums, world_size, parts, str(device), bf16, micro_batch_size, micro_batches, needed, speed)
+    needed = memory(
+        run, sums.vocabulary, rows=micro_batch_size, bf16=execution.bf16, parts=parts, cpu=device.type == "cpu"
+    )
+    with execution.threaded():
+        speed = matmul_speed(str(device), execution.bf16)
+    return RunPlan(sums, world_size, parts, str(device), execution, micro_batch_size, micro_batches, needed, speed)
 
 
 @cache

@@ -6,7 +6,7 @@ not, is the same `Run`.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from adlm.data.table import DataConfig
 from adlm.data.tokenizer import Tokenizer
@@ -14,6 +14,7 @@ from adlm.errors import ConfigError, OutOfRange
 from adlm.models.language_model import LanguageModel
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.objective import Objective
+from adlm.train.execution import Precision
 from adlm.train.init import Init, RandomInit
 from adlm.train.lora import Lora, freeze
 from adlm.train.lr_schedules import LRSchedule, StableDecay
@@ -35,7 +36,7 @@ class TrainConfig:
         micro_batch_size: rows that a process computes at a time; gradients accumulate until `tokens_per_step`.
         grad_clip: largest gradient norm; inf clips nothing.
         ema_decay: decay of the averaged weights that are kept; 0 keeps the last ones.
-        bf16: matrix products in bfloat16 if the device is fast at it.
+        precision: type of matrix products: float32, bfloat16, or auto for what is faster on the device at this size.
         compile: torch.compile the blocks.
         activation_checkpointing: store one activation per block and recompute the rest: less memory, a third more work.
         freeze: parts that are not trained: a stage (anchor, denoiser) or a prefix of parameter names.
@@ -48,7 +49,7 @@ class TrainConfig:
     lr_schedule: LRSchedule = field(default_factory=StableDecay)
     grad_clip: float = 1.0
     ema_decay: float = 0.0
-    bf16: bool = True
+    precision: Precision = "auto"
     compile: bool = False
     activation_checkpointing: bool = False
     freeze: tuple[str, ...] = ()
@@ -61,6 +62,8 @@ class TrainConfig:
             raise OutOfRange("train.seed", self.seed, "at least 0 and below 2^63")
         if not self.grad_clip > 0:
             raise OutOfRange("train.grad_clip", self.grad_clip, "positive; inf clips nothing")
+        if self.precision not in get_args(Precision):
+            raise OutOfRange("train.precision", self.precision, " or ".join(get_args(Precision)))
         if not 0 <= self.ema_decay < 1:
             raise OutOfRange("train.ema_decay", self.ema_decay, "in [0, 1); 0 is off")
 

@@ -27,6 +27,7 @@ from adlm.data.shards import write_atomically
 from adlm.distributed import DistributedContext
 from adlm.errors import AdlmError, ConfigError, TrainingError
 from adlm.models.io import CONFIG, FORMAT, WEIGHTS, ModelConfig
+from adlm.train.execution import EXECUTION
 from adlm.train.run import Run
 from adlm.types import Batch
 
@@ -45,7 +46,7 @@ CHANGEABLE = (
     "train.optimizer.lr",
     "train.optimizer.matrix_lr",
     "train.micro_batch_size",
-    "train.bf16",
+    "train.precision",
     "train.compile",
     "train.activation_checkpointing",
 )
@@ -113,7 +114,8 @@ def clear_folder(folder: Path) -> None:
     (folder / WEIGHTS).unlink(missing_ok=True)  # first: they must not meet the config of another run
     for name in (CHECKPOINTS, BEST):
         shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / TRACKING).unlink(missing_ok=True)
+    for name in (TRACKING, EXECUTION):
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_config(folder: Path, config: ModelConfig) -> None:

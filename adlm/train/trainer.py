@@ -19,7 +19,7 @@ from adlm.config import to_json
 from adlm.data.loader import LoaderConfig
 from adlm.data.table import Prepared
 from adlm.data.tokenizer import Tokenizer
-from adlm.distributed import DistributedContext, bf16_is_fast, peak_memory
+from adlm.distributed import DistributedContext, peak_memory
 from adlm.errors import Interrupted, TrainingError
 from adlm.models.card import Facts
 from adlm.models.io import ModelConfig, save_model
@@ -30,6 +30,7 @@ from adlm.randomness import Noise
 from adlm.train.callbacks import Callback
 from adlm.train.checkpoint import Checkpoints, RunProgress, TrainState
 from adlm.train.ema import Ema
+from adlm.train.execution import EXECUTION, Execution, choose, resumed, store, stored
 from adlm.train.lora import merged_model
 from adlm.train.metrics import METRICS, MetricsFile, StepClock, StepMetrics, StepResult, ValidationMetrics
 from adlm.train.parallel import ParallelModel, TrainingModule
@@ -92,16 +93,17 @@ class Trainer:
         self.optimizers = run.train.optimizer.build(self.model)
         self.state = TrainState(self.model, self.optimizers, self.ema)
         self._peak_lrs = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
-        self._bf16 = run.train.bf16 and bf16_is_fast(self.context.device)
+        self.execution = self.context.on_first(self._choose_execution)
         self._dropout = Noise(run.train.seed).fork("dropout")
         self._clock = StepClock()
 
     def run(self) -> TrainResult:
         """Train from the newest checkpoint, or from the beginning, to the end; save the model."""
         self.resume()
-        self.context.on_first(lambda: write_config(self.out, self.config))
+        self.context.on_first(self._write_start)
         progress, every = self.progress, self.run_config.validation.every
         with ExitStack() as stack:
+            stack.enter_context(self.execution.threaded())
             self._open_callbacks(stack)
             if every and progress.step and progress.step % every == 0:
                 self.validate()  # the run was stopped just before it
@@ -242,6 +244,21 @@ class Trainer:
             model.compile_blocks()
         return model.train()
 
+    def _choose_execution(self) -> Execution:
+        """As the run was computed before if it is resumed, otherwise by what is faster."""
+        wanted, device = self.run_config.train.precision, self.context.device
+        before = stored(self.out) if self._saved is not None else None
+        kept = resumed(before, wanted, device) if before is not None else None
+        if kept is not None:
+            return kept
+        network, length = self.run_config.network, self.data.train.length
+        return choose(wanted, network, self.config.vocabulary, length, device, self.context.size == 1)
+
+    def _write_start(self) -> None:
+        write_config(self.out, self.config)
+        with writing(str(self.out / EXECUTION), self.out / EXECUTION):
+            store(self.out, self.execution)
+
     def _open_callbacks(self, stack: ExitStack) -> None:
         if not self.context.first:
             return
@@ -288,7 +305,7 @@ class Trainer:
         first = step * rows + self.context.rank * (rows // self.context.size) + number * config.micro_batch_size
         torch.manual_seed(self._dropout.fork(first).seed % 2**63)
         with self.parallel.accumulating(last=last):
-            with torch.autocast(device.type, torch.bfloat16, enabled=self._bf16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.execution.bf16):
                 terms = self.parallel(part.to(device), step / config.steps)
             self.parallel.backward(terms.loss_sum)
         wide = torch.float32 if device.type == "mps" else torch.float64

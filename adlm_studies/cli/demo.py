@@ -10,11 +10,14 @@ from rich.panel import Panel
 from rich.text import Text
 
 from adlm.cli.progress import console
+from adlm.data.catalog import open_source
 from adlm.errors import OutOfRange
 from adlm_studies.cli.experiment import print_tables, step_progress
 from adlm_studies.experiments.demo import Demo
 from adlm_studies.experiments.output import write_study
-from adlm_studies.experiments.study import REPORT, run_study
+from adlm_studies.experiments.side_by_side import run_side_by_side
+from adlm_studies.experiments.study import REPORT
+from adlm_studies.experiments.training import splits_of
 from adlm_studies.report.sections import ReportTable, Texts
 
 
@@ -26,6 +29,7 @@ def command(
     steps: int | None = None,
     samples: int = 3,
     seed: int = 0,
+    jobs: int | None = None,
 ) -> None:
     """Train AR, MDLM and ADLM of one size on text that comes with the package, score them, write samples and a report.
 
@@ -36,17 +40,22 @@ def command(
         steps: training steps of each model.
         samples: texts to print for each model.
         seed: of data order, noise and samples.
+        jobs: models to train side by side, each in a process with one thread; by default as many as there are cores, or
+            one with a GPU. 1: one after the other, with all threads.
     """
-    for name, value in (("--steps", steps), ("--samples", samples)):
+    for name, value in (("--steps", steps), ("--samples", samples), ("--jobs", jobs)):
         if value is not None and value < 1:
             raise OutOfRange(name, value, "1 or more")
+    splits_of(open_source(corpus))  # refuses text of which nothing is held out, before any process is started
     began = time.perf_counter()
     words = ["adlm", "demo", "--corpus", corpus, "--seed", str(seed)]
     words += [*(["--quick"] if quick else []), *(["--steps", str(steps)] if steps else [])]
     study = Demo(corpus=corpus, training_steps=steps or 0, shown=samples, seed=seed)
     if quick:
         study = replace(study, training_steps=steps or 150, rows=100, texts=20)
-    report = write_study(study, out, run_study(study, out, callbacks=step_progress), words)
+    with step_progress() as callbacks:
+        found = run_side_by_side(study, out, jobs=jobs, callbacks=callbacks)
+    report = write_study(study, out, found, words)
     for section in report.sections:
         if isinstance(section, ReportTable):
             print_tables([section])

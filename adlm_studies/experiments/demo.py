@@ -119,10 +119,14 @@ class Demo(Study):
             ])  # fmt: skip
         if floor:
             rows.append(["exact floor", "", floor[0], math.exp(floor[1]), "", "100 %"])
-        columns = ["model", "parameters", f"nats a {unit}", "perplexity", "minutes", "flawless stories"]
+        columns = ["model", "parameters", f"nats per {unit}", "perplexity", "minutes", "flawless stories"]
         if not floor:
             columns, rows = columns[:-1], [row[:-1] for row in rows]
-        note = "Held-out text. ± is a 95 % interval over rows; ≤ marks a bound, from 8 stratified mask counts per row."
+        threads = max((outcome.result["threads"] for outcome in outcomes), default=1)
+        note = (
+            "Held-out text. ± is a 95 % interval over rows; ≤ marks a bound, from 8 stratified mask counts per row. "
+            f"Minutes are of training, {'side by side with one thread each' if threads == 1 else f'{threads} threads'}."
+        )
         return ReportTable(
             f"Held-out {self.corpus}", note, columns, rows, ("", "", "low", "low", "", "high")[: len(columns)]
         )
@@ -141,7 +145,7 @@ def _stories(corpus: str) -> Stories | None:
 
 
 def _floor(corpus: str) -> tuple[float, float] | None:
-    """Exact nats per row and a token of the process the text comes from, where it is known."""
+    """Exact nats per row and per token of the process the text comes from, where it is known."""
     source = _stories(corpus)
     if source is None:
         return None

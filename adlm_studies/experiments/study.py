@@ -1,6 +1,7 @@
 """A study: a list of steps, each with a result, and a report of all results.
 
 FOLDER/steps/NAME.json     the result of a step, with the step itself: an unchanged step is not run again
+FOLDER/steps/NAME.log      what a step wrote to its output, if it ran in a process of its own
 FOLDER/NAME/               where a step trains; interrupted, it resumes from its last checkpoint
 FOLDER/results.json        all results in one file
 FOLDER/report.html         the report
@@ -30,7 +31,7 @@ from adlm_studies.report.sections import ReportPage
 
 SCHEMA = "adlm.study.v1"
 SCALES = ("nano", "small", "paper")
-RESULTS, REPORT = "results.json", "report.html"
+RESULTS, REPORT, DATA = "results.json", "report.html", "data"
 
 
 class StepOutcome(NamedTuple):
@@ -73,7 +74,17 @@ class StepContext(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyWork(ABC):
-    """What a step does, as a value: everything that decides the result is in its fields."""
+    """What a step does, as a value: everything that decides the result is in its fields.
+
+    `alone`: no other step may run at the same time, because it measures time.
+    """
+
+    alone: ClassVar[bool] = False
+
+    @property
+    def cost(self) -> float:
+        """Roughly how long it takes, in any unit: of steps that run side by side, the longest are started first."""
+        return 0.0
 
     @abstractmethod
     def execute(self, context: StepContext) -> dict[str, Any]:
@@ -130,7 +141,8 @@ StepCallbacks = Callable[[StudyStep, int, int], AbstractContextManager[Callback]
 
 
 @contextmanager
-def _no_callbacks(step: StudyStep, finished: int, count: int) -> Iterator[Callback]:
+def no_callbacks(step: StudyStep, finished: int, count: int) -> Iterator[Callback]:
+    """Messages are printed, progress is not shown."""
     yield PrintMessages()
 
 
@@ -142,7 +154,7 @@ def check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None
 
 
 def run_study(
-    study: Study, root: Path, *, cache: Path | None = None, callbacks: StepCallbacks = _no_callbacks
+    study: Study, root: Path, *, cache: Path | None = None, callbacks: StepCallbacks = no_callbacks
 ) -> list[StepOutcome]:
     """Run every step that is not finished and that no other process holds. Returns all outcomes that exist then.
 
@@ -155,18 +167,20 @@ def run_study(
     while True:
         finished = {step.name for step in steps if stored_result(root, step.name, described[step.name]) is not None}
         ready = [step for step in steps if step.name not in finished and finished.issuperset(step.needs)]
-        claimed = next(_claimed(root, ready), None)
-        if claimed is None:
-            return finished_outcomes(study, root)  # the rest is held by other processes, or waits for them
-        step, release = claimed
-        try:
+        with claimed_step(root, ready) as step:
+            if step is None:
+                return finished_outcomes(study, root)  # the rest is held by other processes, or waits for them
             if stored_result(root, step.name, described[step.name]) is None:
                 with callbacks(step, len(finished), len(steps)) as callback:
-                    context = StepContext(root, step.name, cache or root / "data", callback)
-                    _clear_other(context, described[step.name])
-                    _store(root, step.name, described[step.name], step.work.execute(context))
-        finally:
-            release()
+                    execute_step(
+                        step, described[step.name], StepContext(root, step.name, cache or root / DATA, callback)
+                    )
+
+
+def execute_step(step: StudyStep, described: Mapping[str, Any], context: StepContext) -> None:
+    """Carry out a step that this process holds, and store its result."""
+    _clear_other(context, described)
+    _store(context.root, step.name, described, step.work.execute(context))
 
 
 def check_steps(steps: Sequence[StudyStep]) -> None:
@@ -190,7 +204,7 @@ def finished_outcomes(study: Study, root: Path) -> list[StepOutcome]:
 
 def stored_result(root: Path, name: str, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The stored result of the step of this name; None if it is not finished, or was another step then."""
-    stored = _read(_file(root, name))
+    stored = _read(step_file(root, name))
     if stored is None or not {"step", "result"} <= stored.keys() or not _same(stored["step"], described):
         return None
     result: Mapping[str, Any] = current(stored["result"])
@@ -250,14 +264,15 @@ def _digest(described: Mapping[str, Any]) -> str:
 
 def _clear_other(context: StepContext, described: Mapping[str, Any]) -> None:
     """Remove what another step of this name left: the models that it started from may have changed."""
-    path = _file(context.root, context.name, ".begun")
+    path = step_file(context.root, context.name, ".begun")
     begun = _read(path)
     if begun is not None and not _same(begun, described):
         shutil.rmtree(context.folder, ignore_errors=True)
     write_atomically(path, json.dumps(described) + "\n")
 
 
-def _file(root: Path, name: str, ending: str = ".json") -> Path:
+def step_file(root: Path, name: str, ending: str = ".json") -> Path:
+    """The file with the result of a step, or another one beside it."""
     return root / "steps" / f"{name}{ending}"
 
 
@@ -271,18 +286,23 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _store(root: Path, name: str, described: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     record = {"step": described, "result": result, "versions": versions()}
-    write_atomically(_file(root, name), json.dumps(record, indent=1, allow_nan=False) + "\n")
+    write_atomically(step_file(root, name), json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def _claimed(root: Path, steps: Sequence[StudyStep]) -> Iterator[tuple[StudyStep, Callable[[], None]]]:
-    """The first step that no other process holds, and how to release it; a killed process releases its own."""
+@contextmanager
+def claimed_step(root: Path, steps: Sequence[StudyStep]) -> Iterator[StudyStep | None]:
+    """Hold the first step that no other process holds; a killed process releases its own."""
     for step in steps:
-        path = _file(root, step.name, ".lock")
+        path = step_file(root, step.name, ".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         try:
             lock.acquire(timeout=0)
         except Timeout:
             continue
-        yield step, lock.release
+        try:
+            yield step
+        finally:
+            lock.release()
         return
+    yield None

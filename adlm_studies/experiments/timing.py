@@ -7,7 +7,7 @@ disturbs its neighbours in the round.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -68,6 +68,8 @@ class TimeTraining(StudyWork):
     Args:
         runs: by the name in the report; all of one corpus.
     """
+
+    alone: ClassVar[bool] = True
 
     runs: Mapping[str, Run]
     rounds: int = 12
@@ -140,6 +142,8 @@ class TimeSampling(StudyWork):
         stale: passes that an anchor stage serves, at the most steps.
         texts: written at a time.
     """
+
+    alone: ClassVar[bool] = True
 
     models: Mapping[str, str]
     judge: str

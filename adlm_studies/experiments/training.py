@@ -15,6 +15,7 @@ from adlm.data.table import Table
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, DataError
 from adlm.models.language_model import LanguageModel
+from adlm.models.network import Vocabulary
 from adlm.objectives.likelihood import Perplexity, table_perplexity
 from adlm.text_model import TextModel
 from adlm.train.fit import fit
@@ -25,6 +26,7 @@ from adlm.train.run_folder import same_run
 from adlm_studies.experiments.study import StepContext, StudyWork
 
 _HELD_OUT = ("test", "valid")
+_NOMINAL = Vocabulary(1024, 1023)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,19 @@ class TrainAndScore(StudyWork):
     draws: int = 8
     others: tuple[str, ...] = ()
     texts: int = 3
+
+    @property
+    def cost(self) -> float:
+        """Operations, about: those of training, and as many passes as scoring and sampling a masked model take."""
+        run = self.run
+        try:
+            trained = summary(run)
+        except ConfigError:  # its tokenizer is trained by another step
+            trained = summary(run, vocabulary=_NOMINAL)
+        if run.network.causal:
+            return trained.all_work
+        passes = trained.length * (self.draws * self.rows * (1 + len(self.others)) + trained.length * self.texts)
+        return trained.all_work * (1 + passes / (3 * run.train.tokens_per_step * run.train.steps))
 
     def execute(self, context: StepContext) -> dict[str, Any]:
         run, corpus = self.run, self.run.data

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from adlm.cli import progress
-from adlm.cli.progress import TrainingBar, bar
+from adlm.cli.progress import TrainingBar, bar, bars
 from adlm.train.metrics import StepMetrics, ValidationMetrics
 from adlm.types import Estimate
 
@@ -152,3 +152,22 @@ def test_piped_output_of_a_slow_run_has_a_line_a_minute_and_of_a_long_one_hundre
 def test_progress_bars_do_without_torch():
     program = "import sys, adlm.cli.progress; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("width", [None, 100])
+def test_of_several_bars_each_has_a_line_and_messages_say_whose_they_are(screen, width):
+    written = screen(width)
+    with bars() as show:
+        with show("one", 1000) as one, show("two", None) as two:
+            TrainingBar(one).on_step(report(400))
+            TrainingBar(one).log("slow")
+            two.update(None, "almost")
+            if width:
+                assert [line.split()[1] for line in shown(one).splitlines()] == ["one", "two"]
+        with show("three", None) as three:
+            three.note = "done"
+            if width:
+                assert [line.split()[1] for line in shown(three).splitlines()] == ["three"]
+    lines = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\r", "", line).strip() for line in written.getvalue().splitlines()]
+    for line in ("one        slow", "two        almost", "three      done"):
+        assert line in lines

@@ -167,8 +167,8 @@ def test_pickled_weights_of_a_gpt2_are_not_read(folder, original):
     ("change", "subject"),
     [
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
-        ({"n_head": 3}, "architecture"),
-        ({"n_embd": "wide"}, "architecture"),
+        ({"n_head": 3}, "width"),
+        ({"n_embd": "wide"}, "n_embd"),
     ],
 )
 def test_settings_that_cannot_be_followed_are_refused(change, subject, folder):

@@ -104,7 +104,7 @@ def test_published_runs_have_the_published_settings(corpus, length, vocabulary):
     assert (found.rows, found.length, found.vocabulary.size, found.steps) == (512, length, vocabulary, 1_000_000)
     assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (3e-4, (0.9, 0.999), 0)
     assert [train.lr_schedule.fraction(step, train.steps) for step in (0, 2499, 999_999)] == [1 / 2500, 1, 1]
-    assert (train.grad_clip, train.ema_decay, train.bf16) == (1.0, 0.9999, True)
+    assert (train.grad_clip, train.ema_decay, train.precision) == (1.0, 0.9999, "auto")
     assert (objective.gamma, objective.rule.most, objective.masked_only) == (3e-3, 5, False)
     assert (objective.corruption.first, objective.corruption.times.group) == (1e-3, 512)
     assert run.network.layers == (12, 6)

@@ -146,7 +146,7 @@ def test_two_stages_apart_write_what_they_write_together():
     model, canvas = networks("adlm")["adlm"], Canvas.infilling(ROWS, MASK)
     together, apart = (FirstHitting().start(model, canvas, noise=Noise(3)) for _ in range(2))
     with model.inference_weights():
-        apart.anchor_measure(apart.blank, 1.0, lambda prediction: prediction.confidence)
+        apart.anchor_measure(apart.blank, 1.0, lambda logits: logits.amax(-1))
         for state in (together, apart):
             FirstHitting().fill(state)
     assert torch.equal(together.tokens, apart.tokens)

@@ -22,6 +22,7 @@ from adlm.samplers.canvas import Canvas
 from adlm.samplers.left_to_right import LeftToRight
 from adlm.samplers.named import named_samplers
 from adlm.samplers.network import NetworkWrapper
+from adlm.samplers.recording import RecordingNetwork
 from adlm.text_model import TextModel
 from tests.errors import raises
 
@@ -57,12 +58,12 @@ class Uncached(NetworkWrapper):
 
     def read_block(self, tokens, start, cache, *, rows=None, output_mask=None, stage=None):
         tokens = tokens.clone()
-        for row, begin in zip(tokens, start.tolist(), strict=True):
+        for row, begin in zip(tokens, start, strict=True):
             row[begin + self.block_size :] = MASK
         features = self.network.features(tokens, output_mask=output_mask)
         part = None
         if features.anchor is not None:
-            index = start[:, None, None] + torch.arange(self.block_size + 1)[None, :, None]
+            index = torch.tensor(start)[:, None, None] + torch.arange(self.block_size + 1)[None, :, None]
             part = features.anchor.take_along_dim(index.clamp_max(tokens.shape[1] - 1), 1)
             part = AnchorState(part, part, part)
         return BlockFeatures(features.final, part)
@@ -165,3 +166,15 @@ def test_holes_need_a_model_that_has_read_whole_rows():
     with raises(ConfigError, subject="suffix"):
         text_model().generate("the", suffix=" sat")
     assert text_model().score("the cat sat").nats.mean > 0
+
+
+def test_predictions_at_all_blanks_of_a_block_are_recorded():
+    model, start = built(NETWORKS["anchored"]), canvas([[1, 2]], 8)
+    seen = []
+    network = RecordingNetwork(model, start, seen.append)
+    sampler = Blocks(inner=Ancestral(steps=4), size=4)
+    recorded = sampler.sample(network, start, noise=Noise(0)).tokens
+    assert torch.equal(recorded, sampler.sample(model, start, noise=Noise(0)).tokens)
+    assert seen[0].positions == [2, 3]
+    assert seen[-1].positions[-1] >= 4
+    assert all(each.anchor is not None and len(each.anchor) == len(each.positions) for each in seen)

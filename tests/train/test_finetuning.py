@@ -134,7 +134,7 @@ def test_supervised_finetuning_teaches_the_response_and_never_noises_the_prompt(
             return super().__call__(model, batch, progress=progress, noise=noise)
 
     # In float32 and with the learning rate decayed to zero, so that processors agree on what was learned.
-    train = replace(TRAIN, steps=200, bf16=False, lr_schedule=StableDecay(5))
+    train = replace(TRAIN, steps=200, precision="float32", lr_schedule=StableDecay(5))
     run = replace(run, data=prompts, objective=Spy(CountMasking()), train=train, init=Finetune(str(folder / "model")))
     result = fitted(run, tmp_path / "run", folder / "cache")
     assert len(seen) == 200

@@ -5,14 +5,15 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
-import adlm.train.optimizers as optimizers_module
+import adlm.train.muon as muon_module
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.train.ema import Ema
-from adlm.train.optimizers import AdamW, Muon, MuonOptimizer, orthogonalised
+from adlm.train.muon import MuonOptimizer, orthogonalised
+from adlm.train.optimizers import AdamW, Muon
 
 VOCABULARY = Vocabulary(13, 12)
 STACK = StackConfig(width=8, heads=2, layers=2, convolution=3, condition=4)
@@ -85,15 +86,35 @@ def test_an_optimiser_that_would_have_nothing_to_do_is_not_made(learning, kinds)
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one():
-    for shape in ((3, 20, 50), (2, 64, 16)):
-        values = torch.linalg.svdvals(orthogonalised(drawn(*shape)))
+    for shape in ((20, 50), (64, 16)):
+        values = torch.linalg.svdvals(torch.stack(orthogonalised([drawn(*shape, seed=i) for i in range(3)])))
         assert values.min() > 0.3
         assert values.max() < 1.4
 
 
+def iterated(x):
+    """The iteration as it is published, in float64."""
+    if len(x) > x.shape[1]:
+        return iterated(x.T).T
+    x = x.double() / x.double().norm()
+    for _ in range(5):
+        s = x @ x.T
+        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+    return x
+
+
+def test_iterating_the_small_square_equals_iterating_the_matrix():
+    """Also with singular values over six orders of magnitude, of which the squares keep three."""
+    u, _, v = torch.linalg.svd(drawn(24, 60), full_matrices=False)
+    matrices = [drawn(24, 60), drawn(60, 24), drawn(24, 24), (u * torch.logspace(0, -6, 24)) @ v]
+    for matrix, ours in zip(matrices, orthogonalised(matrices), strict=True):
+        expected = iterated(matrix)
+        assert (ours - expected).norm() < 1e-3 * expected.norm()
+
+
 def test_muon_equals_the_one_in_torch(monkeypatch):
     """It computes in bfloat16, so the updates agree to its precision."""
-    monkeypatch.setattr(optimizers_module, "bf16_is_fast", lambda device: True)
+    monkeypatch.setattr(muon_module, "_multiplies_bf16", lambda device: True)
     first, second = nn.Parameter(drawn(24, 12)), nn.Parameter(drawn(24, 12))
     ours = MuonOptimizer([first], lr=0.1)
     theirs = torch.optim.Muon([second], lr=0.1, weight_decay=0.0)
@@ -108,7 +129,7 @@ def test_muon_equals_the_one_in_torch(monkeypatch):
 def test_how_many_matrices_muon_does_at_a_time_makes_no_difference(monkeypatch):
     results = []
     for at_once in (1 << 25, 2 * 6 * 4, 1):
-        monkeypatch.setattr(optimizers_module, "_AT_ONCE", at_once)
+        monkeypatch.setattr(muon_module, "_AT_ONCE", at_once)
         matrices = [nn.Parameter(drawn(6, 4, seed=i)) for i in range(5)] + [nn.Parameter(drawn(4, 6))]
         for i, matrix in enumerate(matrices):
             matrix.grad = drawn(*matrix.shape, seed=10 + i)

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 import adlm
-import adlm.train.optimizers as optimizers_module
-import adlm.train.trainer as trainer_module
 from adlm.config import from_json, to_json
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
@@ -131,16 +129,14 @@ def test_a_run_leaves_the_callers_random_numbers_alone(tmp_path):
 
 def test_micro_batches_give_the_losses_of_one_large_batch(tmp_path):
     for name, rows in (("whole", 8), ("parts", 2), ("uneven", 3)):
-        fitted(with_train(micro_batch_size=rows, optimizer=AdamW(lr=5e-3), bf16=False), tmp_path / name)
+        fitted(with_train(micro_batch_size=rows, optimizer=AdamW(lr=5e-3), precision="float32"), tmp_path / name)
     assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "parts"), abs=1e-6)
     assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "uneven"), abs=1e-6)
 
 
-def test_in_bfloat16_a_run_loses_nearly_as_in_float32(tmp_path, monkeypatch):
-    for name, fast in (("float32", False), ("bfloat16", True)):
-        for module in (trainer_module, optimizers_module):
-            monkeypatch.setattr(module, "bf16_is_fast", lambda device, fast=fast: fast)
-        fitted(RUN, tmp_path / name)
+def test_in_bfloat16_a_run_loses_nearly_as_in_float32(tmp_path):
+    for name in ("float32", "bfloat16"):
+        fitted(with_train(precision=name), tmp_path / name)
     assert losses(tmp_path / "bfloat16") != losses(tmp_path / "float32")
     assert losses(tmp_path / "bfloat16") == pytest.approx(losses(tmp_path / "float32"), rel=5e-3)
 

@@ -52,7 +52,7 @@ def test_a_plan_trains_nothing_and_leaves_runs_that_train_elsewhere(tmp_path, ca
 
 def test_two_jobs_share_the_work_and_the_report_has_all_of_it(tmp_path, capsys):
     words = ["experiment", "anchoring", *TINY, "--seeds", "1", "--out", str(tmp_path)]
-    assert main([*words, "--jobs", "2"]) == 0, (tmp_path / "worker-1.log").read_text()
+    assert main([*words, "--jobs", "2"]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert [each["labels"].get("model") for each in results["outcomes"]] == ["AR", "ADLM", None]
     assert "Held-out perplexity on stories" in capsys.readouterr().out

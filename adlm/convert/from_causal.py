@@ -1,0 +1,174 @@
+"""A left-to-right model as the library transformers saves it, into a network of this package's own.
+
+Read as data from `config.json`, safetensors and the tokenizer's files, without that library. See `native` for the mask
+and for how rows begin, and `families` for what is known.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer as Backend
+from torch import Tensor
+
+from adlm.convert.contents import some
+from adlm.convert.description import Options, natural, only, settings_of
+from adlm.convert.families import FAMILIES, ModelFamily, nearest_family, no_counterpart
+from adlm.convert.from_official import Converted
+from adlm.convert.native import native_config, native_model
+from adlm.data.packing import Wrapped
+from adlm.data.tokenizer import Tokenizer, load_tokenizer, with_roles
+from adlm.errors import ConfigError, ModelError
+from adlm.models.gguf_files import SEPARATOR, read_gguf
+
+LONGEST = 1024  # of rows, where the model could read more and nobody says
+_REFUSED = ("auto_map", "quantization_config")  # they name code, or another form of the weights
+_HEADS = ("lm_head.", "embed_out.")
+_OTHER = f"name a model of {', '.join(FAMILIES)}"
+_DIFFERENT = "config.json and weights belong to different models"
+# Masks and frequencies that older versions of the library saved among the weights.
+_BUFFERS = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias)|(.*\.)?rotary_emb\.inv_freq")
+
+
+def from_causal(folder: Path, options: Options = Options()) -> Converted:  # noqa: B008
+    """Read a folder of GPT-2, GPT-NeoX, Llama, Qwen2 or Qwen3."""
+    asked = f"asked to convert {folder}"
+    only(options, ("length", "tokenizer"), asked)
+    settings = settings_of(folder, asked)
+    for name in _REFUSED:
+        if settings.get(name):
+            raise ModelError(asked, f"{name} in its config.json", "get the plain model", subject=name)
+    stored, tokenizer = weights_in(folder, asked), load_tokenizer(options.tokenizer or folder)
+    return assembled(settings, stored, tokenizer, options.length, asked=asked)
+
+
+def from_gguf(path: Path, options: Options = Options()) -> Converted:  # noqa: B008
+    """Read a GGUF file. Needs the libraries transformers and gguf (the extra eval)."""
+    asked = f"asked to convert {path}"
+    only(options, ("length",), asked)
+    network, tokenizer = read_gguf(path, asked=asked, purpose="a model in a GGUF file")
+    settings = network.config.to_dict()
+    if settings["model_type"] not in FAMILIES or (lacking := no_counterpart(settings)) is not None:
+        found = f"a {settings['model_type']}" + (f" with {lacking}" if settings["model_type"] in FAMILIES else "")
+        near = nearest_family(settings["model_type"])
+        raise ModelError(asked, f"{found}; the nearest that is known is a plain {near}", _OTHER, subject="model_type")
+    settings["bos_token_id"] = tokenizer.get_vocab().get(SEPARATOR, settings.get("bos_token_id"))
+    stored = {name: partial(Tensor.detach, weight) for name, weight in network.state_dict().items()}
+    ours = with_roles(Backend.from_str(tokenizer.backend_tokenizer.to_str()))
+    return assembled(settings, stored, ours, options.length, asked=asked)
+
+
+def weights_in(folder: Path, asked: str) -> dict[str, Callable[[], Tensor]]:
+    """How to read each weight in the safetensors files of a folder."""
+    found: dict[str, Callable[[], Tensor]] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        with _opened(path, asked) as file:
+            found |= {key: partial(_read, path, key, asked) for key in file.keys()}  # noqa: SIM118
+    if not found:
+        fix = "get the model as safetensors, or save it again by `save_pretrained`: pickles are never read"
+        raise ModelError(asked, "no model.safetensors in it", fix, subject="model.safetensors")
+    return found
+
+
+def _read(path: Path, key: str, asked: str) -> Tensor:
+    with _opened(path, asked) as file:
+        tensor: Tensor = file.get_tensor(key)
+    return tensor
+
+
+def _opened(path: Path, asked: str) -> Any:
+    try:
+        return safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        found = f"{path.name} cannot be read: {error}"
+        raise ModelError(asked, found, "the file is damaged: get it again", subject=path.name) from error
+
+
+class _NamedWeights:
+    """Weights by the family's names without their prefix; remembers which were read."""
+
+    def __init__(self, stored: Mapping[str, Callable[[], Tensor]], family: ModelFamily, asked: str) -> None:
+        self.prefix, self.asked = family.prefix, asked
+        self.stored = {
+            key.removeprefix(self.prefix): (key, read) for key, read in stored.items() if not _BUFFERS.fullmatch(key)
+        }
+        self.read: set[str] = set()
+
+    def __call__(self, name: str) -> Tensor:
+        if name not in self.stored:
+            full = name if name.startswith(_HEADS) else self.prefix + name
+            raise ModelError(self.asked, f"no weights for {full}", _DIFFERENT, subject=full)
+        self.read.add(name)
+        return self.stored[name][1]()
+
+    def check_all_read(self, *, tied: bool) -> None:
+        """Refuse weights that the network has no place for; a tied head may be stored too."""
+        known = self.read | {name for name in self.stored if tied and name.startswith(_HEADS)}
+        left = sorted(key for name, (key, _) in self.stored.items() if name not in known)
+        if left:
+            found = f"keys {len(left)} not known: {some(left)}"
+            raise ModelError(self.asked, found, _DIFFERENT, subject=left[0])
+
+
+def assembled(
+    settings: Mapping[str, Any],
+    stored: Mapping[str, Callable[[], Tensor]],
+    tokenizer: Tokenizer,
+    length: int | None = None,
+    *,
+    asked: str,
+) -> Converted:
+    """The model of these settings, weights and tokenizer.
+
+    Args:
+        length: of rows; by default as many tokens as the model reads, at most `LONGEST`.
+    """
+    kind = settings["model_type"]
+    family = FAMILIES[kind]
+    positions = natural(settings, "n_positions") or natural(settings, "max_position_embeddings") or LONGEST
+    if length is not None and length > positions:
+        found = f"rows of {length:,} tokens for a model of {positions:,}"
+        raise ModelError(asked, found, "give a smaller --length", subject="length")
+    start = _begin(settings, tokenizer)
+    try:
+        network = replace(family.network(settings), start=start)
+    except ConfigError as error:
+        found = f"config.json describes no network: {error.asked}"
+        raise ModelError(asked, found, "the file is damaged: get it again", subject=error.subject) from error
+    config = native_config(network, tokenizer, Wrapped(length or min(positions, LONGEST)), asked=asked)
+    weights = _NamedWeights(stored, family, asked)
+    unused = _unused(len(weights(family.embedding)), tokenizer, asked)
+    model = native_model(config, family.weights(network, weights), asked=asked)
+    weights.check_all_read(tied=network.tied)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    begin = tokenizer.backend.id_to_token(start)
+    report = [
+        f"AR: a {kind}, {network.stack.layers} layers of width {network.width}, vocabulary "
+        f"{tokenizer.vocab_size:,}, the mask {tokenizer.mask_id}, {parameters:,} parameters",
+        f"{config.packing}; rows are read after the token {begin!r}",
+    ]
+    if unused:
+        report.append(f"left out: {unused:,} embeddings that no token of its tokenizer has")
+    return Converted(model, config, tokenizer, report)
+
+
+def _begin(settings: Mapping[str, Any], tokenizer: Tokenizer) -> int:
+    """The token that rows begin after: the begin token of the settings, else the end token, else the tokenizer's."""
+    given = (settings.get("bos_token_id"), settings.get("eos_token_id"))
+    known = [index for index in given if type(index) is int and 0 <= index < tokenizer.vocab_size]
+    return known[0] if known else tokenizer.roles.bos_id
+
+
+def _unused(rows: int, tokenizer: Tokenizer, asked: str) -> int:
+    """How many embeddings have no token. A token without an embedding would have a made-up one, which is refused."""
+    vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
+    tokens = max(index for index in vocabulary.values() if index != tokenizer.mask_id) + 1
+    if tokens > rows:
+        found = f"a tokenizer of {tokens:,} tokens for {rows:,} embeddings"
+        fix = "give the one it was trained with: --tokenizer NAME_OR_FOLDER"
+        raise ModelError(asked, found, fix, subject="tokenizer")
+    return rows - tokens

@@ -1,0 +1,190 @@
+"""Parts of a block with gradients written by hand, for training on a CPU.
+
+Autograd would compute the same with many passes over memory and tensors of zeros; small models spend more time there
+than in matrix products. Each function here does its part in as few passes as it can. Without gradients, on other
+devices and in compiled code the plain forms in `layers.py` are used, and a test holds the two against each other.
+
+Shapes: B batch, L length, D width, H heads, K neighbours.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Rows of keys up to this long are attended to by plain products; beyond, kernels that never store the scores are as
+# fast in less memory (docs/log.md).
+SHORT = 128
+_SCORES = 1 << 18  # scores at a time
+
+
+def by_hand(x: Tensor) -> bool:
+    """Whether gradients of x are best taken by the functions in this module."""
+    return x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def short_rows(q: Tensor, k: Tensor) -> bool:
+    """Whether `Attention` is faster than the kernel of the library for queries and keys [B, H, L, D/H]."""
+    return by_hand(q) and k.shape[-2] <= SHORT and q.numel() > 0 and q.shape[1] == k.shape[1]
+
+
+class Convolution(torch.autograd.Function):
+    """x [B, L, D] + sum_k weight_k x_{l + k - before} with weight [K, D]: a depthwise convolution over neighbours.
+
+    With `segments` [B, L], neighbours count if their numbers are equal.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, before: int, segments: Tensor | None) -> Tensor:
+        w = weight.to(x.dtype)
+        ctx.before, ctx.dtype = before, weight.dtype
+        ctx.save_for_backward(x, w, segments)
+        out = torch.mul(x, 1 + w[before])
+        for k, here, there in _shifts(x.shape[1], len(w), before):
+            out[:, here].addcmul_(_within(x[:, there], segments, here, there), w[k])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, w, segments = ctx.saved_tensors
+        before = ctx.before
+        grad_x, grad_w = torch.mul(grad, 1 + w[before]), torch.zeros_like(w, dtype=ctx.dtype)
+        grad_w[before] = (grad * x).sum((0, 1))
+        for k, here, there in _shifts(x.shape[1], len(w), before):
+            reaching = _within(grad[:, here], segments, here, there)
+            grad_x[:, there].addcmul_(reaching, w[k])
+            grad_w[k] = (reaching * x[:, there]).sum((0, 1))
+        return grad_x, grad_w, None, None
+
+
+def _shifts(length: int, size: int, before: int) -> list[tuple[int, slice, slice]]:
+    """For each neighbour but the position itself: its number k, the positions that have it, and where it is."""
+    shifts = [(k, k - before) for k in range(size)]
+    return [
+        (k, slice(max(0, -shift), length - max(0, shift)), slice(max(0, shift), length + min(0, shift)))
+        for k, shift in shifts
+        if shift and abs(shift) < length
+    ]
+
+
+def _within(x: Tensor, segments: Tensor | None, here: slice, there: slice) -> Tensor:
+    """x [B, n, D] without what would cross the border of a segment."""
+    return x if segments is None else x * (segments[:, here] == segments[:, there])[..., None]
+
+
+class Heads(torch.autograd.Function):
+    """Queries, keys and values [B, H, L, D/H] from their products [B, L, heads of all, D/H] side by side.
+
+    Queries and keys are rotated by their positions, normalised to a root mean square of 1 before if asked for. With
+    y = r x, r = 1 / rms(x), the gradient of x is r (g - y mean(g y)); a rotation changes neither r nor that mean.
+
+    Args:
+        cos, sin: [L, 1, D/H/2] or [B, L, 1, D/H/2].
+        counts: heads of queries, keys and values.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, counts: tuple[int, int, int], normalise: bool
+    ) -> tuple[Tensor, ...]:
+        rows, length, _, width = x.shape
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+        sources = x.split(counts, 2)
+        out = tuple(torch.empty(rows, heads, length, width, dtype=x.dtype) for heads in counts)
+        scales = []
+        for source, target in zip(sources[:2], out[:2], strict=True):
+            _rotate(source, cos, sin, target.transpose(1, 2))
+            if normalise:
+                square = torch.linalg.vector_norm(target, dim=-1, keepdim=True, dtype=_wide(x)).square_()
+                scale = square.div_(width).add_(torch.finfo(x.dtype).eps).rsqrt_().to(x.dtype)
+                target.mul_(scale)
+                scales.append(scale)
+        out[2].transpose(1, 2).copy_(sources[2])
+        ctx.counts, ctx.normalise = counts, normalise
+        ctx.save_for_backward(cos, sin, *(out[:2] if normalise else ()), *scales)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin, *kept = ctx.saved_tensors
+        rows, _, length, width = grads[0].shape
+        grad_x = torch.empty(rows, length, sum(ctx.counts), width, dtype=grads[0].dtype)
+        parts = grad_x.split(ctx.counts, 2)
+        for i, grad in enumerate(grads[:2]):
+            if ctx.normalise:
+                y, scale = kept[i], kept[2 + i]
+                along = (grad * y).mean(-1, keepdim=True, dtype=_wide(y)).to(y.dtype)
+                grad = torch.addcmul(grad, y, along, value=-1).mul_(scale)
+            _rotate(grad.transpose(1, 2), cos, -sin, parts[i])
+        parts[2].copy_(grads[2].transpose(1, 2))
+        return grad_x, None, None, None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """The pairs (x_i, x_{i + half}) of x [B, L, H, D/H], rotated by their angles, into `out`."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
+
+
+class Attention(torch.autograd.Function):
+    """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H] without what is `hidden`, for short rows.
+
+    Probabilities are kept for the backward pass. They are computed some heads at a time, so that they stay in the
+    cache; in float32, since that is faster than bfloat16 for so little, and scores need it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+        ctx.scale, ctx.dtype = q.shape[-1] ** -0.5, q.dtype
+        # Queries are scaled, since they are fewer numbers than scores.
+        flat = [x.reshape(-1, *x.shape[-2:]).to(_wide(x)) for x in (q * ctx.scale, k, v)]
+        q2, k2, v2 = flat
+        p = torch.empty(len(q2), q2.shape[1], k2.shape[1], dtype=q2.dtype)
+        out = torch.empty_like(q2)
+        mask = None if hidden is None else _each_head(hidden, q)
+        with torch.autocast("cpu", enabled=False):
+            for part in _parts(p):
+                scores = torch.bmm(q2[part], k2[part].mT, out=p[part])
+                if mask is not None:
+                    scores.masked_fill_(mask if mask.dim() == 2 else mask[part], -math.inf)
+                torch.softmax(scores, -1, out=scores)
+                torch.bmm(scores, v2[part], out=out[part])
+        ctx.save_for_backward(*flat, p)
+        return out.view(q.shape).to(q.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, p = ctx.saved_tensors
+        g = grad.reshape(q.shape).to(q.dtype)
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        for part in _parts(p):
+            torch.bmm(p[part].mT, g[part], out=grads[2][part])
+            slope = torch.bmm(g[part], v[part].mT)
+            slope = torch._softmax_backward_data(slope, p[part], -1, p.dtype)
+            torch.bmm(slope, k[part], out=grads[0][part]).mul_(ctx.scale)
+            torch.bmm(slope.mT, q[part], out=grads[1][part])
+        shape = grad.shape[:2]
+        return (*(x.view(*shape, *x.shape[1:]).to(ctx.dtype) for x in grads), None)
+
+
+def _parts(p: Tensor) -> list[slice]:
+    step = max(1, _SCORES // max(1, p[0].numel()))
+    return [slice(start, start + step) for start in range(0, len(p), step)]
+
+
+def _each_head(hidden: Tensor, q: Tensor) -> Tensor:
+    """hidden [L, L] as it is, or [B, 1, L, L] as [B H, L, L]."""
+    if hidden.dim() == 2:
+        return hidden
+    return hidden.expand(*q.shape[:2], *hidden.shape[-2:]).flatten(0, 1)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

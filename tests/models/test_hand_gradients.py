@@ -1,0 +1,123 @@
+"""Gradients written by hand are those of autograd."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import adlm.models.hand_gradients as module
+from adlm.models import layers
+from adlm.models.layers import Layout, ShortConvolution, attend, queries_keys_values
+from adlm.models.stack import StackConfig
+
+ROWS, LENGTH, HEADS, WIDTH = 3, 7, 2, 6
+SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0] * 7, [0, 0, 0, 0, 0, -1, -1]])
+APART = (SEGMENTS[:, :, None] != SEGMENTS[:, None])[:, None]
+TRIANGLE = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+
+
+def drawn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).requires_grad_()
+
+
+@pytest.fixture
+def both_ways(monkeypatch):
+    """Computes a function by hand and by autograd: results and gradients of each."""
+
+    def compute(function, *inputs):
+        found = []
+        for hand in (True, False):
+            with monkeypatch.context() as patch:
+                if not hand:
+                    patch.setattr(layers, "by_hand", lambda x: False)
+                    patch.setattr(layers, "short_rows", lambda q, k: False)
+                outputs = function(*inputs)
+                outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+                weights = [torch.arange(y.numel(), dtype=y.dtype).view(y.shape).cos() for y in outputs]
+                total = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
+                assert isinstance(total, torch.Tensor)
+                found.append((*outputs, *torch.autograd.grad(total, inputs)))
+        return zip(*found, strict=True)
+
+    return compute
+
+
+@pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["whole", "segments"])
+@pytest.mark.parametrize("shifted", [False, True], ids=["centred", "left"])
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_convolution(both_ways, segments, shifted, size):
+    convolution = ShortConvolution(WIDTH, size).double()
+    layout = Layout(torch.empty(0), torch.empty(0), segments, None, shifted=shifted)
+
+    def function(x, weight):
+        return torch.func.functional_call(convolution, {"weight": weight}, (x, layout))
+
+    for hand, plain in both_ways(function, drawn(ROWS, LENGTH, WIDTH), drawn(size, WIDTH, seed=1)):
+        torch.testing.assert_close(hand, plain)
+
+
+@pytest.mark.parametrize("rows", [(), (ROWS,)], ids=["same angles", "angles by row"])
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("counts", [(2, 2, 2), (4, 2, 1)])
+def test_queries_keys_and_values(both_ways, rows, normalise, counts):
+    angles = drawn(*rows, LENGTH, 1, 1, WIDTH // 2, seed=1).detach()
+    layout = Layout(angles.cos(), angles.sin(), None, None)
+
+    def function(x):
+        return queries_keys_values(x, layout, counts, normalise=normalise)
+
+    for hand, plain in both_ways(function, drawn(ROWS, LENGTH, sum(counts), WIDTH)):
+        torch.testing.assert_close(hand, plain)
+
+
+@pytest.mark.parametrize(
+    ("causal", "hidden"),
+    [(False, None), (True, TRIANGLE), (True, None), (False, APART), (False, APART | TRIANGLE)],
+    ids=["all", "causal", "causal without a mask", "segments", "both"],
+)
+@pytest.mark.parametrize("scores", [1 << 18, 1])
+def test_attention(both_ways, monkeypatch, causal, hidden, scores):
+    monkeypatch.setattr(module, "_SCORES", scores)
+
+    def function(q, k, v):
+        return attend(q, k, v, causal=causal, hidden=hidden)
+
+    qkv = [drawn(ROWS, HEADS, LENGTH, WIDTH, seed=i) for i in range(3)]
+    for hand, plain in both_ways(function, *qkv):
+        torch.testing.assert_close(hand, plain)
+
+
+def test_queries_may_be_fewer_than_keys(both_ways):
+    qkv = drawn(ROWS, HEADS, 2, WIDTH), *(drawn(ROWS, HEADS, LENGTH, WIDTH, seed=i) for i in (1, 2))
+    for hand, plain in both_ways(lambda q, k, v: attend(q, k, v, causal=False, hidden=APART[:, :, :2]), *qkv):
+        torch.testing.assert_close(hand, plain)
+
+
+def test_under_autocast_attention_is_as_near_as_the_library_to_float64():
+    q, k, v = (drawn(ROWS, HEADS, LENGTH, WIDTH, seed=i, dtype=torch.float32) for i in range(3))
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), causal=False, hidden=None)
+        theirs = F.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    assert (ours - exact).norm() < 1.05 * (theirs - exact).norm()
+    ours.sum().backward()
+    assert q.grad is not None
+    assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("attention", ["full", "causal"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_stack_computes_the_same_both_ways(both_ways, attention, dropout):
+    torch.manual_seed(0)
+    config = StackConfig(12, 2, 2, attention=attention, convolution=3, query_key_norm=True, condition=4)
+    stack = replace(config, dropout=dropout).build().double().train()
+    for parameter in stack.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+
+    def function(x):
+        torch.manual_seed(1)
+        return stack(x, segments=SEGMENTS)[1]
+
+    for hand, plain in both_ways(function, drawn(ROWS, LENGTH, 12)):
+        torch.testing.assert_close(hand, plain)
