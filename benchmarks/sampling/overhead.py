@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from adlm.memory import keep_freed_memory
 from adlm.randomness import Noise
 from adlm.samplers import Canvas
 from adlm.samplers.network import NetworkWrapper
@@ -74,6 +75,7 @@ def own_milliseconds(model: Any, case: str, rows: int) -> float:
 
 def work(model_name: str) -> None:
     """Measure what is asked for, a line each, until there is no more."""
+    keep_freed_memory()  # as the command line and the server do
     torch.set_num_threads(1)
     model = load(model_name)
     model.network.eval()
