@@ -18,6 +18,7 @@ from adlm.data.config import Corpus
 from adlm.data.prompts import Prompts
 from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig
+from adlm.data.together import Together
 from adlm.data.tokenizer import load_tokenizer
 from adlm.errors import ConfigError
 from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, training_work
@@ -66,6 +67,8 @@ def known_vocabulary(data: DataConfig) -> Vocabulary:
     """The vocabulary that `data` will have, before any of it is read."""
     if isinstance(data, Synthetic | AnchoredProcess):
         return Vocabulary(data.vocabulary, data.vocabulary - 1)
+    if isinstance(data, Together):
+        return known_vocabulary(data.parts[0])
     assert isinstance(data, Corpus | Prompts)
     name = data.tokenizer
     if name in VOCABULARIES:
@@ -89,6 +92,8 @@ def row_length(data: DataConfig) -> int:
     """Tokens a row."""
     if isinstance(data, Corpus):
         return data.packing.length
+    if isinstance(data, Together):
+        return row_length(data.parts[0])
     assert isinstance(data, AnchoredProcess | Synthetic | Prompts)
     return data.length
 
