@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
@@ -214,7 +213,7 @@ def _likeliest(logits: Tensor, ranked: Tensor, count: Tensor) -> Tensor:
 def _at_least(logits: Tensor, least: Tensor) -> Tensor:
     """-inf below `least` [N, 1]. Sums of zeros and infinities, since choosing by a mask is slow on a CPU."""
     above = logits - least.clamp_min(torch.finfo(logits.dtype).min)
-    return F.threshold_(above, -torch.finfo(logits.dtype).tiny, -math.inf).clamp_max_(0).add_(logits)
+    return torch.threshold_(above, -torch.finfo(logits.dtype).tiny, -math.inf).clamp_max_(0).add_(logits)
 
 
 def _kept(logits: Tensor, indices: Tensor) -> Tensor:
