@@ -135,7 +135,8 @@ class Demo(Study):
         note = (
             "Held-out text. ± is a 95 % interval over rows; ≤ marks a bound, from 8 stratified mask counts per row. "
             f"Minutes are of training, {alone}; the last model begins with AR's weights, and AR's minutes come on top. "
-            "Masked models from scratch lag at this size: they learn to fill any of 2^L patterns of blanks, of which left-to-right text needs one."
+            "Masked models from scratch lag at this size: they learn to fill any of 2^L patterns of blanks, "
+            "of which left-to-right text needs one."
         )
         return ReportTable(
             f"Held-out {self.corpus}", note, columns, rows, ("", "", "low", "low", "", "high")[: len(columns)]
