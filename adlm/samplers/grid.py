@@ -59,9 +59,7 @@ def told_time(schedule: Schedule, alpha: float) -> float:
     return schedule.inverse(torch.tensor(alpha, dtype=torch.float64)).clamp(0, 1).item()
 
 
-def reverse_step(
-    step: int, steps: int, schedule: Schedule, rule: RemaskRule, confidence: torch.Tensor
-) -> ReverseStep:
+def reverse_step(step: int, steps: int, schedule: Schedule, rule: RemaskRule, confidence: torch.Tensor) -> ReverseStep:
     """A step of the grid. The last one reveals all that is left: some schedules and rules end with masks."""
     change = rule.step(*times(step, steps), schedule, confidence)
     return ReverseStep(change.alpha_t, 1.0) if step == steps - 1 else change
@@ -95,8 +93,12 @@ def changes(state: SamplerState, over: Grid) -> Iterator[Change]:
         remasks = over.sigma[part].any()
         if not remasks and not blank.any():
             continue
-        reveal = state.uniforms("reveal", steps) < over.reveal[part, None, None]
-        remask = state.uniforms("remask", steps) < over.sigma[part, None, None] if remasks else np.zeros_like(reveal)
+        reveal = state.row_noise.uniforms("reveal", steps) < over.reveal[part, None, None]
+        remask = (
+            state.row_noise.uniforms("remask", steps) < over.sigma[part, None, None]
+            if remasks
+            else np.zeros_like(reveal)
+        )
         for i, step in enumerate(steps):
             fresh, remasked = blank & reveal[i], writable & ~blank & remask[i]
             if fresh.any() or remasked.any():

@@ -15,8 +15,7 @@ from adlm.samplers.state import Prediction, SamplerState
 
 
 class Offer(NamedTuple):
-    """For each of N blanks: its score [N], its entropy [N] if asked for, and the token and its probability where one was
-    drawn [N]."""
+    """For each of N blanks [N]: its score, its entropy if asked for, and the token and its probability if one was drawn."""
 
     score: Tensor
     entropy: Tensor | None = None

@@ -95,7 +95,8 @@ class Checkout:
         )
 
     def measure(self, case: str, rows: int) -> float:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps([case, rows]) + "\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline())
@@ -131,7 +132,9 @@ def main() -> None:
     conclusion: dict[str, Any] = {"most": f"{max(row['ms'] for row in table):.2f} ms per row and pass"}
     if "ms before" in sides:
         ratios = sorted(row["ms before"] / row["ms"] for row in table)
-        conclusion["times less than before"] = f"{ratios[0]:.1f} to {ratios[-1]:.1f}, median {ratios[len(ratios) // 2]:.1f}"
+        conclusion["times less than before"] = (
+            f"{ratios[0]:.1f} to {ratios[-1]:.1f}, median {ratios[len(ratios) // 2]:.1f}"
+        )
     record(
         "sampling_overhead",
         table,
