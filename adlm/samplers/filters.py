@@ -165,7 +165,11 @@ def check_finite(top: Tensor, sites: Sites) -> None:
 
 
 def check_drawable(logits: Tensor, top: Tensor, sites: Sites, filters: Sequence[Filter], mask_id: int) -> None:
-    """Refuse to draw from logits [N, V], the largest `top` [N, 1], where filters or constraints leave nothing or the mask."""
+    """Refuse to draw from logits [N, V] where filters or constraints leave nothing, or the mask.
+
+    Args:
+        top: the largest logit of each row [N, 1].
+    """
     if (wrong := _not_finite(top)) is not None:
         names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
         raise ConfigError(_asked(wrong, sites), f"no token is left by {names}", "allow more", subject=names)
