@@ -84,7 +84,8 @@ class RowFormat:
             windowed: the network is shown a window of the row, which may then be longer than those of training.
         """
         roles = self.tokenizer.roles
-        ids, after = (self.tokenizer.encode_known(text).tolist() for text in (prompt, suffix))
+        ids = self.tokenizer.encode_known(prompt).tolist()
+        after = self.tokenizer.encode_known(suffix, first=False).tolist()
         if suffix:
             self.check_right("a suffix", "suffix")
         room = self.room(ids, after)

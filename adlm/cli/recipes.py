@@ -116,8 +116,9 @@ def _list_networks(networks: dict[str, NetworkConfig], words: Vocabulary, length
 
 
 def _layers(network: NetworkConfig) -> str:
-    """12 + 6 x 768: layers of the stages, and their width."""
-    return f"{' + '.join(map(str, network.layers))} x {network.width}"
+    """12 + 6 x 768, blocks of 4: layers of the stages, their width, and what is read at once."""
+    blocks = f", blocks of {network.block_size}" if network.block_size else ""
+    return f"{' + '.join(map(str, network.layers))} x {network.width}{blocks}"
 
 
 def _loss(objective: Objective) -> str:

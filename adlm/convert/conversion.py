@@ -12,18 +12,19 @@ from torch import Tensor
 
 from adlm.convert.description import Options, settings_of
 from adlm.convert.families import FAMILIES, no_counterpart
-from adlm.convert.from_causal import from_causal
+from adlm.convert.from_causal import from_causal, from_gguf
 from adlm.convert.from_llama2c import from_llama2c, is_llama2c
 from adlm.convert.from_official import Converted, from_official
 from adlm.convert.from_transformers import from_transformers
 from adlm.convert.official import to_official
 from adlm.errors import ConfigError, ModelError
-from adlm.models.hub import BOX, find_model
+from adlm.models.gguf_files import SMOLLM2, smollm2_file
+from adlm.models.hub import BOX, find_model, find_transformers_model
 from adlm.models.io import CONFIG, WEIGHTS, is_model, load_model, save_model
-from adlm.text_model import TextModel
+from adlm.text_model import TextModel, load
 
 Target = Literal["adlm", "official"]
-_CHECKPOINTS = (".ckpt", ".pth", ".pt", ".bin", ".safetensors")
+_CHECKPOINTS = (".ckpt", ".pth", ".pt", ".bin", ".safetensors", ".gguf")
 
 
 def convert(
@@ -37,7 +38,8 @@ def convert(
     """Convert a model and write it; returns a report, line by line.
 
     Args:
-        source: a foreign checkpoint; or a model of this package: `box`, a folder, or owner/name on the Hub.
+        source: a foreign checkpoint, smollm2, or owner/name of a causal model on the Hub; or a model of this package:
+            `box`, a folder, or owner/name on the Hub.
         to: a model folder, or a state_dict under the official names.
         options: for a foreign checkpoint.
         force: replace what is there.
@@ -45,14 +47,13 @@ def convert(
     asked = f"asked to convert {source}"
     _check_target(out, to, asked)
     check_free(out, force=force, asked=asked)
-    path = Path(source)
-    foreign = source != BOX and not is_model(path) and (path.exists() or path.suffix in _CHECKPOINTS)
-    if not foreign or to != "adlm":
+    path = foreign_path(source, asked=asked)
+    if path is None or to != "adlm":
         check_none_given(options, asked)
-    folder = path if foreign else find_model(source, asked=asked)
+    folder = find_model(source, asked=asked) if path is None else path
     if out.resolve() == folder.resolve():
         raise ConfigError(asked, "the same folder for both", "name a new folder", subject=str(out))
-    if foreign and to == "adlm":
+    if path is not None and to == "adlm":
         made = converted(path, options)
         save_model(out, made.model, made.config, made.tokenizer)
         return [*made.report, f"wrote {out}"]
@@ -79,8 +80,10 @@ def _check_target(out: Path, to: Target, asked: str) -> None:
 
 
 def converted(source: Path, options: Options = Options()) -> Converted:  # noqa: B008
-    """The model in a checkpoint of ADLM, MDLM, AR or SEDD, in a folder of a causal model of transformers, or in the
-    files of llama2.c."""
+    """The model in a checkpoint of ADLM, MDLM, AR or SEDD, in a folder of a causal model of transformers, in a GGUF
+    file, or in the files of llama2.c."""
+    if source.suffix == ".gguf":
+        return from_gguf(source, options)
     if is_llama2c(source):
         return from_llama2c(source, options)
     if source.is_dir():
@@ -101,10 +104,34 @@ def from_ar(source: str | Path, options: Options = Options()) -> TextModel:  # n
     """A left-to-right model of another family as a text model of this package, ready to be read in blocks.
 
     Args:
-        source: a folder or file that `converted` reads.
+        source: a folder or file that `converted` reads, owner/name of a causal model on the Hub, or smollm2; a model
+            of this package is loaded.
     """
-    made = converted(Path(source), options)
+    path = foreign_path(source, asked=f"asked to convert {source}")
+    if path is None:
+        return load(source)
+    made = converted(path, options)
     return TextModel(made.model, made.config, made.tokenizer)
+
+
+def foreign_path(source: str | Path, *, asked: str) -> Path | None:
+    """Where a model that is not one of this package is: here, or in the cache of the Hub; None if it is one of ours."""
+    path = Path(source)
+    if source == SMOLLM2:
+        return smollm2_file()
+    if source == BOX or is_model(path):
+        return None
+    if path.exists() or path.suffix in _CHECKPOINTS:
+        return path
+    if "/" not in str(source):  # no name of the Hub either
+        return None
+    try:
+        find_model(source, asked=asked)
+    except ModelError as error:
+        if not error.subject.startswith("model_type ") or not isinstance(source, str):
+            raise
+        return find_transformers_model(source, asked=asked)
+    return None
 
 
 def check_free(out: Path, *, force: bool, asked: str) -> None:

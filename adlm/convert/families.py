@@ -22,7 +22,7 @@ _GELU: dict[str, MlpKind] = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "g
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """One kind of model.
 
     Args:
@@ -197,8 +197,8 @@ def _gpt2_weights(network: OneStageConfig, get: Get) -> Iterator[tuple[str, Tens
 
 _PLAIN = {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)}
 _WINDOW = {"use_sliding_window": (False,)}
-FAMILIES: dict[str, Family] = {
-    "gpt2": Family(
+FAMILIES: dict[str, ModelFamily] = {
+    "gpt2": ModelFamily(
         "transformer.",
         "wte.weight",
         _gpt2,
@@ -210,18 +210,18 @@ FAMILIES: dict[str, Family] = {
             "add_cross_attention": (False,),
         },
     ),
-    "gpt_neox": Family(
+    "gpt_neox": ModelFamily(
         "gpt_neox.",
         "embed_in.weight",
         _gpt_neox,
         _gpt_neox_weights,
         {"hidden_act": tuple(_GELU), "attention_bias": (True,)},
     ),
-    "llama": Family("model.", "embed_tokens.weight", _llama, _llama_weights, _PLAIN),
-    "qwen2": Family(
+    "llama": ModelFamily("model.", "embed_tokens.weight", _llama, _llama_weights, _PLAIN),
+    "qwen2": ModelFamily(
         "model.", "embed_tokens.weight", _qwen2, _llama_weights, {"hidden_act": _PLAIN["hidden_act"], **_WINDOW}
     ),
-    "qwen3": Family("model.", "embed_tokens.weight", _qwen3, _llama_weights, _PLAIN | _WINDOW),
+    "qwen3": ModelFamily("model.", "embed_tokens.weight", _qwen3, _llama_weights, _PLAIN | _WINDOW),
 }
 # Models that are asked for by name and have no family of their own here.
 _NEAREST = {"gptj": "gpt_neox", "gpt_neo": "gpt2", "opt": "gpt2", "bloom": "gpt2", "starcoder2": "gpt2"}

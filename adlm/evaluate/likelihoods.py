@@ -37,6 +37,7 @@ def perplexity(
     limit: int | None = None,
     draws: int = 8,
     estimator: str | None = None,
+    block_size: int | None = None,
     documents: bool = False,
     stride: int | None = None,
     batch: int = 32,
@@ -65,6 +66,8 @@ def perplexity(
         draws: noise levels per row, for bounds.
         estimator: of the bound (`adlm.objectives.likelihood.ESTIMATORS`); "all" shows how three of them agree. By
             default that of the training objective, in its form of least variance.
+        block_size: read the model in blocks of so many tokens: 1 is left to right, which is exact, 0 whole rows. By
+            default its own. For models that read blocks.
         documents: score each document on rows of its own, longer ones in windows.
         stride: tokens from one window of a document to the next; what they share is context and scored once.
         batch: rows that a process scores at a time.
@@ -76,7 +79,7 @@ def perplexity(
         raise ConfigError("stride is for windows of documents", fix="add documents", subject="stride")
     published = _published(protocol, split, field, detokenizer, documents)
     with measuring(model, out, device, progress) as work:
-        scored, named = opened(model, work.context, revision)
+        scored, named = opened(model, work.context, revision, block_size)
         if published is None:
             source, split = open_held_out(data, split, folder=folder, field=field, detokenizer=detokenizer)
             packing = _uncropped(scored.config.packing)

@@ -42,7 +42,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         max_gen_toks: to write, where a task does not say.
         sampler, steps, temperature, block_size: of what is written, whatever the task says. Without them, a task that
             asks for greedy writing gets the likeliest token at each step, one at a time; others the model's plain
-            sampler.
+            sampler. A model that reads blocks is scored in blocks of `block_size` too.
         full_rows: see `Scorer`.
         revision: a branch, tag or commit, on the Hub.
         device: if it is not there, what is there is used.
@@ -71,6 +71,8 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         self._device = _available(device)
         self.model = load(pretrained, revision=revision)
         self.model.network.eval().to(self._device)
+        if block_size is not None and self.model.network.reads_blocks:
+            self.model, block_size = self.model.in_blocks(block_size), None
         packing = self.model.config.packing
         self.scorer = Scorer(
             self.model.network,
@@ -100,6 +102,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
             "model_sha": weights_checksum(self.model.network),
             "loglikelihood": "exact" if causal else "lower bound",
             "draws": 0 if causal else self.scorer.draws,
+            "block_size": self.model.network.block_size,
             "model_seed": self.scorer.seed,
             "max_length": self.scorer.length,
             "full_rows": self.scorer.full_rows,
@@ -197,7 +200,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
                 name = "confidence"
                 if "steps" not in chosen:
                     chosen["tokens_per_step"] = 1
-            if longer:
+            if longer and not self.model.network.reads_blocks:
                 chosen.setdefault("block_size", self.scorer.length // 2)
         return self.model.sampler(name, **chosen)
 

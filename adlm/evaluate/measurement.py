@@ -98,15 +98,25 @@ def _device_of(model: TextModel) -> str:
 
 
 def opened(
-    model: ModelLike, context: DistributedContext, revision: str | None = None
+    model: ModelLike, context: DistributedContext, revision: str | None = None, block_size: int | None = None
 ) -> tuple[TextModel, dict[str, Any]]:
-    """A model on the device of this process, and what a result says of it: its name and a checksum of its weights."""
+    """A model on the device of this process, and what a result says of it: its name and a checksum of its weights.
+
+    Args:
+        block_size: read it in blocks of so many tokens (`TextModel.in_blocks`). A result of a model that reads blocks
+            says their size.
+    """
     if isinstance(model, TextModel):
         found, name = model, str((model.config.run or {}).get("name", "model"))
     else:
         found, name = load(model, revision=revision), str(model)
     found.network.eval().to(context.device)
-    return found, {"name": name, "weights": weights_checksum(found.network)}
+    about: dict[str, Any] = {"name": name, "weights": weights_checksum(found.network)}
+    if block_size is not None:
+        found = found.in_blocks(block_size)
+    elif found.network.attention == "block":
+        block_size = found.network.block_size
+    return found, about if block_size is None else about | {"block_size": block_size}
 
 
 def check_counts(**counts: int | None) -> None:

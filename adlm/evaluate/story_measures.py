@@ -66,22 +66,26 @@ def stories(
         count: fresh stories to score.
         samples: stories that the model writes.
         draws: noise levels per story, for bounds.
-        sampler, options: as in `TextModel.generate`.
+        sampler, options: as in `TextModel.generate`. A model that reads blocks is scored in those in which it writes.
         batch: stories that a process scores at a time.
         out: write the result to this file, and the samples beside it. A second call resumes.
     """
     check_counts(stories=count, samples=samples, draws=draws, batch=batch)
     with measuring(model, out, device, progress) as work:
         writer, named = opened(model, work.context, revision)
-        network, packing = writer.network, writer.config.packing
         chosen = writer.sampler(sampler, **options)
+        network, packing = writer.network, writer.config.packing
+        if network.reads_blocks:  # scored in the blocks in which it writes
+            network = writer.read_by(chosen).network
+            named["block_size"] = 1 if network.causal else network.block_size
         source = Stories(seed=_FRESH + seed, test=count)
         texts = list(source.documents("test"))
         rows = story_rows(texts, writer.tokenizer, packing)
+        of = "block" if network.attention == "block" else "story"
         about = {
             "text": "fresh stories, each with its end token on a row of its own",
             "length of a story": "given, and not part of its cost" if gives_length(network, packing) else "not given",
-            "likelihood": "exact" if network.causal else f"a bound, from {draws} stratified mask counts per story",
+            "likelihood": "exact" if network.causal else f"a bound, from {draws} stratified mask counts per {of}",
             "divergence": "mean of log p - log q over stories, log p exact",
             "samples": samples,
             "sampler": to_json(chosen),
@@ -129,8 +133,11 @@ def story_rows(texts: Sequence[str], tokenizer: Tokenizer, packing: Packing) -> 
 
 
 def gives_length(model: LanguageModel, packing: Packing) -> bool:
-    """Whether the model is given the length of a story: masked models are, unless they have to write the padding."""
-    return not model.causal and not (packing.pads and packing.padding_counts)
+    """Whether the model is given the length of a story: masked models are, unless they have to write the padding.
+
+    Block diffusion writes the padding up to the end of a block.
+    """
+    return model.attention == "full" and not (packing.pads and packing.padding_counts)
 
 
 def story_nats(

@@ -87,6 +87,7 @@ def zero_shot(
     limit: int | None = None,
     draws: int = 8,
     estimator: str | None = None,
+    block_size: int | None = None,
     batch: int = 32,
     seed: int = 0,
     out: str | Path | None = None,
@@ -103,12 +104,12 @@ def zero_shot(
         split: this one of every set; by default the published one, or what files have.
         skip_missing: leave out sets that are not found, instead of stopping before anything is scored.
         limit: score only the first so many rows of each set.
-        draws, estimator, batch, seed, out, device, revision, progress: as for `perplexity`.
+        draws, estimator, block_size, batch, seed, out, device, revision, progress: as for `perplexity`.
     """
     check_counts(limit=limit, draws=draws, batch=batch)
     chosen = chosen_sets(sets)
     with measuring(model, out, device, progress) as work:
-        scored, named = opened(model, work.context, revision)
+        scored, named = opened(model, work.context, revision, block_size)
         objective = estimator_named(estimator, scored.network) if estimator else own_objective(scored)
         found, missing = open_sets(chosen, None if data_dir is None else Path(data_dir), split=split)
         if missing and not (skip_missing and found):

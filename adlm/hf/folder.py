@@ -6,11 +6,14 @@ from pathlib import Path
 from adlm.errors import ConfigError
 from adlm.hf import modeling_adlm
 from adlm.hf.models import AdlmCausalLM, AdlmMaskedLM, transformers_config
-from adlm.models.io import CONFIG, read_config
+from adlm.models.io import CONFIG, ModelConfig, read_config
+from adlm.models.stack import StackConfig
 from adlm.models.transformers_files import REMOTE_CODE
 from adlm.text_model import TextModel
 
 _CODE = Path(modeling_adlm.__file__)
+_OF_FAMILIES = ("norm", "norm_eps", "mlp", "hidden", "kv_heads", "head_width", "biases", "query_key_gains",
+                "rotary_base", "rotary_fraction", "parallel")  # fmt: skip
 
 
 def wrapped(model: TextModel) -> AdlmMaskedLM | AdlmCausalLM:
@@ -27,14 +30,29 @@ def export(model: TextModel, folder: str | Path) -> None:
     That is the folder of `TextModel.save` with the file `modeling_adlm.py` added (`add_remote_code`).
     """
     transformers_config(model.config, model.tokenizer.roles)  # refuses networks that the file does not have
+    _check_written(model.config)
     model.save(folder)
     add_remote_code(folder)
+
+
+def _check_written(config: ModelConfig) -> None:
+    """Refuse stacks of other families: the file has those of this package's own models."""
+    plain = StackConfig()
+    for stack in config.network.stacks:
+        for name in _OF_FAMILIES:
+            if getattr(stack, name) != getattr(plain, name):
+                raise ConfigError(
+                    "asked for a model that transformers loads without this package",
+                    f"a stack with {name}={getattr(stack, name)}, which the file of its code does not have",
+                    "save it as a plain model folder: transformers loads it after `import adlm.hf`",
+                    subject=name,
+                )
 
 
 def add_remote_code(folder: str | Path) -> None:
     """Add `modeling_adlm.py` to a model folder, and to its `config.json` where transformers finds the classes."""
     folder = Path(folder)
-    read_config(folder, f"asked to add code to the model in {folder}")
+    _check_written(read_config(folder, f"asked to add code to the model in {folder}"))
     data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if data.get("model_type") != modeling_adlm.AdlmConfig.model_type:
         raise ConfigError(

@@ -34,6 +34,41 @@ def count_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> Paramete
     return Parameters(sum(n for wide, n in sizes if wide), sum(n for wide, n in sizes if not wide))
 
 
+class Sites(NamedTuple):
+    """At how many sites a row of `length` tokens is read: in block diffusion at those of two copies.
+
+    See `adlm.models.two_copies`. Others have only noisy sites, one for each token.
+    """
+
+    length: int
+    noisy: int
+    clean: int
+
+    @property
+    def all(self) -> int:
+        return self.noisy + self.clean
+
+    @property
+    def pairs(self) -> int:
+        """Of sites whose attention score is computed; the kernels compute hidden ones too."""
+        return self.noisy * self.all + self.clean**2
+
+
+def sites_of(network: NetworkConfig, length: int, block_size: int | None = None) -> Sites:
+    """Of a pass over rows of `length`, in blocks of the network's size, another one, or whole rows (0).
+
+    A shifted network reads the last token of a block, if it is visible, at a site of its own. In training that is so
+    in a block with probability (b - 1) / 2b.
+    """
+    size = network.block_size if block_size is None else block_size or length
+    if network.attention != "block" or (size == 1 and network.shifted):  # blocks of one token are left to right
+        return Sites(length, length, 0)
+    blocks = -(-length // size)
+    length = blocks * size
+    last = round(blocks * (size - 1) / (2 * size)) if network.shifted else 0
+    return Sites(length, length + last, length - size)
+
+
 class ForwardWork(NamedTuple):
     """Operations of one forward pass.
 
@@ -54,14 +89,25 @@ class ForwardWork(NamedTuple):
         return self.once + tokens * self.token + positions * (self.output + self.logits)
 
 
-def forward_work(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> ForwardWork:
-    """Of rows of `length` tokens."""
+def forward_work(
+    network: NetworkConfig, vocabulary: Vocabulary, length: int, block_size: int | None = None
+) -> ForwardWork:
+    """Of rows of `length` tokens.
+
+    Args:
+        block_size: for block diffusion, as in `sites_of`.
+    """
     _check_counted(network)
-    blocks = [(stack.layers, *stack.block_work(length)) for stack in network.stacks]
-    after = blocks[-1][2]
-    token = 2 * (sum(layers * (before + rest) for layers, before, rest in blocks) - after)
+    sites = sites_of(network, length, block_size)
+    row = sum(stack.layers * sum(stack.block_work(sites.all, sites.pairs)) for stack in network.stacks)
+    # In the last block the row's positions alone have queries, and outputs alone what comes after attention.
+    last = network.stacks[-1]
+    row -= sum(last.block_work(sites.all, sites.pairs))
+    row += last.block_work(sites.all, sites.length * sites.all, asking=sites.length)[0]
+    after = last.block_work(1, 0)[1]
     once, handed_over = (0, 0) if network.hand_over is None else network.hand_over.work(vocabulary.size, network.width)
-    return ForwardWork(once, token + handed_over, 2 * after, 2 * vocabulary.size * network.width)
+    token = round((2 * row + handed_over * sites.all) / length)
+    return ForwardWork(once, token, 2 * after, 2 * vocabulary.size * network.width)
 
 
 def _check_counted(network: NetworkConfig) -> None:
@@ -82,52 +128,68 @@ def training_work(
     rows: int,
     scored: float = 0.5,
     anchors: float = 0.0,
+    block_sizes: tuple[int, ...] = (),
 ) -> int:
     """Of one step, forward and backward.
 
     Args:
         scored: fraction of the tokens whose loss is taken: 1 for left-to-right models, one half for masked ones.
         anchors: fraction of the tokens at which the anchor stage's loss is taken.
+        block_sizes: for block diffusion, those of equal parts of a run, over which the work is averaged (0: whole
+            rows); by default the network's.
     """
     tokens = rows * length
-    work = forward_work(network, vocabulary, length)
-    return 3 * (work.forward(tokens, round(tokens * scored)) + round(tokens * anchors) * work.logits)
+    works = [forward_work(network, vocabulary, length, size) for size in block_sizes or (None,)]
+    passes = sum(work.forward(tokens, round(tokens * scored)) for work in works) / len(works)
+    return round(3 * (passes + round(tokens * anchors) * works[0].logits))
 
 
 def activation_bytes(
     network: NetworkConfig,
     *,
+    length: int = 0,
     scored: float = 0.5,
     anchors: float = 0.0,
     short: int = 4,
     activation_checkpointing: bool = False,
-    cpu_length: int = 0,
+    cpu: bool = False,
 ) -> int:
     """Bytes per token that a training step keeps for its backward pass.
 
     Every block keeps what `StackConfig.block_activations` says, the last one what comes after attention at scored
-    positions only. Where losses are taken, the last norm's input and output and a gradient are kept too.
+    positions only. Where losses are taken, the last norm's input and output and a gradient are kept too. In block
+    diffusion blocks do so at all sites, and shifted networks keep a mask of what each row sees, in each stage.
 
     Args:
+        length: of rows; needed for block diffusion, and on a CPU.
         scored, anchors: as in `training_work`.
         short: bytes of a number in matrix products: 2 in bfloat16.
         activation_checkpointing: blocks keep their input only, and one at a time all the rest.
-        cpu_length: length of rows on a CPU, which keeps the attention probabilities of short ones; 0 elsewhere.
+        cpu: a CPU keeps the attention probabilities of short rows.
     """
     _check_counted(network)
+    sites = sites_of(network, length or 1)
+    each = sites.all / (length or 1)  # sites per token
     blocks = [(stack.layers, *stack.block_activations(short)) for stack in network.stacks]
-    if 0 < cpu_length <= SHORT:
+    if kept := _kept_pairs(sites) if cpu else 0:
         # In float32, and so are queries, keys and values. Normalised queries and keys are kept once.
-        more = [
-            4 * s.heads * cpu_length // s.width + 3 * (4 - short) - short * s.query_key_norm for s in network.stacks
-        ]
+        more = [4 * s.heads * kept // s.width + 3 * (4 - short) - short * s.query_key_norm for s in network.stacks]
         blocks = [(layers, before + extra, after) for (layers, before, after), extra in zip(blocks, more, strict=True)]
     before, after = blocks[-1][1:]
     if activation_checkpointing:
-        widths: float = sum(network.layers) * 4 + before + after
+        widths: float = each * (sum(network.layers) * 4 + before + after)
     else:
-        widths = sum(layers * sum(kept) for layers, *kept in blocks) - (1 - scored) * after
+        widths = each * sum(layers * sum(kept) for layers, *kept in blocks) - (each - scored) * after
     widths += scored * (8 + short)
     if network.stages == 2:
-        widths += 8 + anchors * 2 * short
-    return round(widths * network.width)
+        widths += each * 8 + anchors * 2 * short
+    mask = network.stages * each * sites.noisy if sites.noisy > sites.length else 0
+    return round(widths * network.width + 4 * mask)
+
+
+def _kept_pairs(sites: Sites) -> int:
+    """Attention probabilities per site and head that a CPU keeps: those over few keys."""
+    if not sites.clean:
+        return sites.all if sites.all <= SHORT else 0
+    noisy, clean = sites.noisy * sites.all, sites.clean**2
+    return ((noisy if sites.all <= SHORT else 0) + (clean if sites.clean <= SHORT else 0)) // sites.all

@@ -22,7 +22,8 @@ class Layout(NamedTuple):
     segments: [B, L]; positions of one row see each other if these are equal; None: all do. If rows are read in parts,
         those of the positions before these come first.
     hidden: [L, L] or [B, 1, L, L] bool, True where a position (row) must not see another (column); None: nowhere.
-        If rows are read in parts, there are columns for the positions before these too.
+        If rows are read in parts, there are columns for the positions before these too. Passes in blocks have what is
+        added to the scores instead, -inf or 0.
     causal: `hidden` is the plain triangle.
     shifted: positions read the token before theirs, so a convolution looks to the left only.
     clean: for passes in blocks, how the clean sites are read, which come after those that `hidden` is about.
@@ -54,7 +55,7 @@ class CleanSites(NamedTuple):
     """The part of a layout that passes in blocks add. See `adlm.models.two_copies`.
 
     first: number of the first clean site; those before it are noisy.
-    hidden: [B|1, 1, C, K] bool, what the clean sites must not see; None for the plain triangle.
+    hidden: [B|1, 1, C, K], what the clean sites must not see; None for the plain triangle.
     neighbours: [B|1, size, S] sites that a convolution reads, -1 for none; None without a convolution.
     """
 
@@ -133,7 +134,7 @@ def queries_keys_values(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, hidden: Tensor | None) -> Tensor:
-    """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H], without what is hidden.
+    """softmax(q k^T / sqrt(width)) v over [B, H, L, D/H], without what is hidden (bool, or -inf and 0).
 
     Keys and values may have fewer heads, each for a group of queries. `causal` says that `hidden` is the plain
     triangle, which the kernels know by themselves.
@@ -141,9 +142,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, hidden: Tensor | No
     if short_rows(q, k):
         if causal and hidden is None:
             hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        if hidden is not None and hidden.dim() == 4 and len(hidden) == 1:
+            hidden = hidden[0, 0]
         mixed: Tensor = Attention.apply(q, k, v, hidden)
         return mixed
-    mask = None if causal or hidden is None else ~hidden
+    mask = None if causal or hidden is None else ~hidden if hidden.dtype == torch.bool else hidden
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
 
@@ -221,11 +224,14 @@ class ShortConvolution(nn.Module):
 
     def _gathered(self, x: Tensor, read: Tensor, neighbours: Tensor) -> Tensor:
         """Of x [B, S, D], with the entries [B|1, size, S] of `read` [B, K, D] that stand around each; -1 is zero."""
-        weight = self.weight.to(x.dtype)
+        rows, entries = len(x), read.shape[1]
+        # Whole rows of one table: gathering element by element is half as fast, and its gradient slower still.
+        table = F.pad(read, (0, 0, 0, 1)).flatten(0, 1)
+        first = torch.arange(rows, device=x.device)[:, None, None] * (entries + 1)
+        index = torch.where(neighbours < 0, entries, neighbours) + first
         out = x
-        for k in range(len(weight)):
-            entry = neighbours[:, k, :, None]
-            out = out + read.take_along_dim(entry.clamp_min(0), 1) * (entry >= 0) * weight[k]
+        for k, weight in enumerate(self.weight.to(x.dtype)):
+            out = torch.addcmul(out, table.index_select(0, index[:, k].flatten()).view_as(x), weight)
         return out
 
 

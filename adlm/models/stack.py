@@ -13,6 +13,7 @@ from adlm.models.block import Block, Outputs
 from adlm.models.block_cache import FinishedBlocks
 from adlm.models.cache import Cache
 from adlm.models.derived import Deriving
+from adlm.models.hand_gradients import SHORT, by_hand
 from adlm.models.layers import CleanSites, Layout, Norm, Rotary, TimeEmbedding, positions_in
 
 # Which positions a position sees: those to its left; its block and all blocks before it; or all.
@@ -135,14 +136,20 @@ class StackConfig:
         rms = self.norm == "rms"
         return Norm(width or self.width, rms=rms, eps=self.norm_eps, bias=self.biases == "all" and not rms)
 
-    def block_work(self, length: int) -> tuple[int, int]:
-        """Multiplications per token in a block, in rows of `length`: up to the attention scores, and after them.
+    def block_work(self, sites: int, pairs: int, asking: int | None = None) -> tuple[int, int]:
+        """Multiplications of a row in a block: up to the attention scores, and after them.
 
         The maps to queries, keys and values, and a row of scores twice; then the map back and those of the MLP.
+
+        Args:
+            sites: at which the row is read: its length, and more for block diffusion.
+            pairs: of sites whose attention score is computed.
+            asking: sites that have queries; by default all.
         """
         queries, keys = self.heads * self.channels, self.key_heads * self.channels
         maps = (3 if self.mlp == "swiglu" else 2) * self.mlp_width
-        return (queries + 2 * keys) * self.width + 2 * length * queries, (queries + maps) * self.width
+        before = (queries * (sites if asking is None else asking) + 2 * keys * sites) * self.width
+        return before + 2 * pairs * queries, (queries + maps) * self.width * sites
 
     def block_activations(self, short: int) -> tuple[int, int]:
         """Bytes per token, in units of D, that a block keeps for its backward pass: before attention, and after it.
@@ -150,12 +157,15 @@ class StackConfig:
         The residual stream before each half, in float32; and in the type of matrix products, of `short` bytes, its two
         normalised inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2 ratio
         in all, and a gated MLP twice its width more. Dropout adds 2, a convolution 1, normalised queries and keys 3,
-        the time 2 of float32 and 2 more.
+        the time 2 of float32 and 2 more. In block diffusion, what the heads gather is joined from two parts, and a
+        convolution keeps all that it reads.
         """
         queries, keys = (heads * self.channels / self.width for heads in (self.heads, self.key_heads))
         attention = 1 + 2 * queries + 2 * keys + 1.5 * (queries + keys) * self.query_key_norm
         mlp = (4 if self.mlp == "swiglu" else 2) * self.mlp_width / self.width
         before = 4 + short * (attention + bool(self.convolution)) + 4 * self.timed
+        if self.attention == "block":
+            before += short + 4 * self.convolution
         after = 4 + short * (1 + mlp + 2 * bool(self.dropout)) + (4 + 2 * short) * self.timed
         return round(before), round(after)
 
@@ -229,7 +239,15 @@ class Stack(Deriving):
         cos, sin = self.rotary(positions[:, :, None, None])
         if len(cos) == 1:
             cos, sin = cos[0], sin[0]
-        return Layout(cos, sin, None, hidden, shifted=shifted, clean=clean)
+        clean = clean._replace(hidden=self._added(clean.hidden))
+        return Layout(cos, sin, None, self._added(hidden), shifted=shifted, clean=clean)
+
+    def _added(self, hidden: Tensor | None) -> Tensor | None:
+        """What attention adds to the scores, so that not every block makes it, and keeps it for its backward pass."""
+        if hidden is None or (by_hand(hidden) and hidden.shape[-1] <= SHORT):
+            return hidden
+        dtype = self.norm.weight.dtype
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
     def _layout(self, x: Tensor, segments: Tensor | None, start: int) -> Layout:
         """Of the positions `start` and after; `segments` [B, start + L] has those before them too."""

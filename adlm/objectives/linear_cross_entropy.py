@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from adlm.models.embedding import Head, widened
 
-# Logits in memory at a time. Fewer would fit a cache, but each slice also goes once through the gradient of the head.
+# Logits in memory at a time, at most; and as many as are fast to pass over again and again, if that leaves slices of
+# enough rows: each slice also goes once through the gradient of the head.
 SLICE_LOGITS = 1 << 24
+_FAST_LOGITS = 1 << 20
 
 
 class Nats(NamedTuple):
@@ -49,10 +51,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wide = torch.float64 if short == torch.float64 else torch.float32
         h, w, b = hidden.to(short), matrix.to(short), bias.to(short)
         weight = weight.to(wide)
-        rows = min(max(1, SLICE_LOGITS // len(matrix)), max(1, len(h)))
+        rows = _rows(len(h), *matrix.shape)
         each = torch.empty(len(h), dtype=wide, device=h.device)
-        # Two tables for all slices: memory that is touched for the first time is slow.
-        first, second = (torch.empty(rows, len(matrix), dtype=dtype, device=h.device) for dtype in (short, wide))
+        # The same tables for all slices: memory that is touched for the first time is slow.
+        first = torch.empty(rows, len(matrix), dtype=short, device=h.device)
+        second = first if short == wide else torch.empty_like(first, dtype=wide)
         grads = _Gradients(h, w, wide) if any(ctx.needs_input_grad[:3]) else None
         with torch.autocast(device, enabled=False):
             for start in range(0, len(h), rows):
@@ -61,12 +64,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = torch.addmm(b, h[part], w.mT, out=first[: len(y)])
                 if excluded is not None:
                     logits[:, excluded] = -math.inf
-                log_p = torch.log_softmax(logits, -1, dtype=wide, out=second[: len(y)])
-                torch.neg(log_p.gather(-1, y)[:, 0], out=each[part])
+                # -log p_y = (top - logit_y) - log p_top, from the largest logit, whose p cannot underflow.
+                below = logits.amax(-1).to(wide) - logits.gather(-1, y)[:, 0].to(wide)
+                p = torch.softmax(logits, -1, dtype=wide, out=second[: len(y)])
+                torch.sub(below, p.amax(-1).log_(), out=each[part])
                 if grads is not None:
                     # d nll / d logits = p - one_hot(y).
-                    slope = torch.exp(log_p, out=log_p if short != wide else logits)
-                    slope.scatter_add_(-1, y, torch.full_like(y, -1, dtype=wide))
+                    slope = p.scatter_add_(-1, y, torch.full_like(y, -1, dtype=wide))
                     grads.add(part, slope if short == wide else logits.copy_(slope), weight[part])
         if grads is not None:
             ctx.save_for_backward(grads.hidden, grads.matrix, grads.bias)
@@ -83,6 +87,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (*grads, None, None, None)
+
+
+def _rows(positions: int, size: int, width: int) -> int:
+    """Positions in a slice, for a vocabulary of `size`."""
+    return max(1, min(positions, SLICE_LOGITS // size, max(2 * width, _FAST_LOGITS // size)))
 
 
 class _Gradients:

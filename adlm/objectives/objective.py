@@ -140,7 +140,8 @@ class Objective(ABC):
             segments=segments,
             output_mask=corrupted.masked,
             clean=corrupted.x_0,
-            blocks=corrupted.blocks,
+            # Rows whose blocks are alike share the mask of what is seen.
+            blocks=corrupted.blocks if corrupted.block_size is None else corrupted.blocks[:1],
         )
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """One-stage baselines that match an anchored model, in parameters or in the work of a step.
 
 A published ADLM has one and a half times the layers of the MDLM it is compared with, and three more matrices of the
-size of the vocabulary; so has A2R compared with AR. A network without stages and anchors but of the same size shows
-what they are worth. No such baselines have been published.
+size of the vocabulary; so has A2R compared with AR, and anchored block diffusion with BD3-LM. A network without stages
+and anchors but of the same size shows what they are worth. No such baselines have been published.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from adlm.models.costs import count_parameters, training_work
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
-from adlm.train.plan import fractions, known_vocabulary, row_length, summary
+from adlm.train.plan import block_sizes, fractions, known_vocabulary, row_length, summary
 from adlm.train.run import Run
 
 # Depth is a whole number. If depth alone leaves a larger relative difference than this, the width changes too.
@@ -27,6 +27,13 @@ MATCHED_BASELINES = {
     "mdlm-same-cost": "adlm",
     "ar-same-parameters": "a2r",
     "ar-same-cost": "a2r",
+    "block-same-parameters": "adlm-block",
+    "block-same-cost": "adlm-block",
+}
+# The same for the published block sizes: block4-same-cost of adlm-block4 and so on.
+BLOCK_SIZES = (4, 8, 16)
+MATCHED_BASELINES |= {
+    f"block{size}-same-{what}": f"adlm-block{size}" for size in BLOCK_SIZES for what in ("parameters", "cost")
 }
 
 
@@ -47,19 +54,21 @@ def same_cost(
     rows: int,
     scored: float = 0.5,
     anchors: float = 0.0,
+    block_sizes: tuple[int, ...] = (),
 ) -> NetworkConfig:
     """The one-stage network with nearly as much work in a training step.
 
     Args:
         rows: rows of a micro-batch, since a hand-over may have work to do for each micro-batch.
-        scored, anchors: as in `training_work`.
+        scored, anchors, block_sizes: as in `training_work`.
     """
 
-    def work(one: NetworkConfig) -> int:
-        return training_work(one, vocabulary, length=length, rows=rows, scored=scored)
+    def work(network: NetworkConfig, anchors: float = 0.0) -> int:
+        return training_work(
+            network, vocabulary, length=length, rows=rows, scored=scored, anchors=anchors, block_sizes=block_sizes
+        )
 
-    target = training_work(network, vocabulary, length=length, rows=rows, scored=scored, anchors=anchors)
-    return _nearest(network, target, work)
+    return _nearest(network, work(network, anchors), work)
 
 
 def _nearest(network: NetworkConfig, target: int, size: Callable[[NetworkConfig], int]) -> NetworkConfig:
@@ -91,7 +100,9 @@ def _widths(network: NetworkConfig) -> Iterator[NetworkConfig]:
 
 
 def matched_baseline(run: Run, kind: str, *, name: str) -> Run:
-    """The MDLM or AR run that differs from an ADLM or A2R run only in its network and the anchor term.
+    """The run of one stage that differs from an anchored one only in its network and the anchor term.
+
+    MDLM for ADLM, AR for A2R, block diffusion for anchored block diffusion.
 
     Args:
         kind: one of `MATCHED_BASELINES`.
@@ -101,7 +112,7 @@ def matched_baseline(run: Run, kind: str, *, name: str) -> Run:
         raise ConfigError(
             f"asked for the matched baseline of {run.name}",
             f"{type(objective).__name__} in {network.stages} stages",
-            "name a run of ADLM or A2R",
+            "name a run of ADLM, A2R or anchored block diffusion",
             subject=run.name,
         )
     vocabulary = known_vocabulary(run.data)
@@ -116,6 +127,7 @@ def matched_baseline(run: Run, kind: str, *, name: str) -> Run:
             rows=max(1, round(min(run.train.micro_batch_size, run.train.rows(length)) * fraction.computed)),
             scored=fraction.scored / fraction.computed,
             anchors=fraction.anchors / fraction.computed,
+            block_sizes=block_sizes(run),
         )
     plain = Nelbo(objective.corruption) if isinstance(objective, Anelbo) else CrossEntropy()
     return replace(run, name=name, network=one, objective=plain)

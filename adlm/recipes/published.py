@@ -4,6 +4,10 @@ Settings are those of ADLM (arXiv 2505.18456), which are MDLM's (arXiv 2406.0752
 no weight decay, gradients clipped at 1, averaged weights of .9999, dropout .1, bfloat16. As MDLM's baselines, SEDD and
 D3PM have the same network and are told the time.
 
+Block diffusion is BD3-LM (arXiv 2503.09573): MDLM's settings, whole rows for the first 85 % of the run, then blocks of
+4, 8 or 16 tokens. Noise levels are mask counts, stratified over the blocks of a row, instead of times from a clipped
+range. Two towers have the block size of Nemotron-TwoTower (arXiv 2606.26493).
+
 The papers count half of the tokens that these runs read (33B for a million steps of LM1B, 262B of OpenWebText), and
 give figures after two million steps too: `--set train.steps=2000000`.
 """
@@ -11,16 +15,19 @@ give figures after two million steps too: `--set train.steps=2000000`.
 from adlm.anchors.rules import RareInSequence
 from adlm.data.config import Corpus
 from adlm.data.packing import Padded, Wrapped
+from adlm.diffusion.blocks import BlockMasking
 from adlm.diffusion.corruption import UniformMasking
 from adlm.diffusion.times import Antithetic
 from adlm.errors import UnknownName
+from adlm.models.hand_over import Hidden
 from adlm.models.network import NetworkConfig
 from adlm.models.sizes import SIZES, published
+from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.d3pm import D3pm
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.objectives.score_entropy import ScoreEntropy
-from adlm.recipes.matched import MATCHED_BASELINES, matched_baseline
+from adlm.recipes.matched import BLOCK_SIZES, MATCHED_BASELINES, matched_baseline
 from adlm.train.lr_schedules import Constant
 from adlm.train.optimizers import AdamW
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
@@ -48,10 +55,11 @@ def _run(name: str, kind: str, size: str, data: Corpus, *, micro_batch_size: int
     if size != "small":
         name = f"{name}-{size}"
     if kind in MATCHED_BASELINES:
-        return matched_baseline(
-            _run(name, MATCHED_BASELINES[kind], size, data, micro_batch_size=micro_batch_size), kind, name=name
-        )
+        anchored = _run(name, MATCHED_BASELINES[kind], size, data, micro_batch_size=micro_batch_size)
+        return matched_baseline(anchored, kind, name=name)
     network, objective = _model(kind, size)
+    if network.block_size:  # twice the sites, and twice the memory
+        micro_batch_size //= 2
     return Run(
         name,
         data,
@@ -83,14 +91,32 @@ def _model(kind: str, size: str) -> tuple[NetworkConfig, Objective]:
         "sedd": ("mdlm", ScoreEntropy(masking)),
         "d3pm": ("mdlm", D3pm(UniformMasking(steps=1000, times=times))),
     }
-    if kind not in models:
-        raise UnknownName("published kind of model", kind, [*models, *MATCHED_BASELINES])
-    form, objective = models[kind]
-    network = published(form, size)
-    if kind in ("sedd", "d3pm"):
-        network = network.variant(timed=True)
-    return network, objective
+    if kind in models:
+        form, objective = models[kind]
+        network = published(form, size)
+        return network.variant(timed=True) if kind in ("sedd", "d3pm") else network, objective
+    if kind == "towers":
+        anchor = published("ar", size).stacks[0]
+        block_size = BLOCK_SIZES[-1]
+        network = TwoStageConfig(
+            anchor, anchor.layers // 2, Hidden(), block_size=block_size, denoiser_attention="block"
+        )
+        return network, Anelbo(BlockMasking((block_size,)), rule, gamma=3e-3)
+    anchored, _, number = kind.rpartition("block")
+    if kind not in KINDS:
+        raise UnknownName("published kind of model", kind, KINDS)
+    block_size = int(number)
+    blocks = BlockMasking((0,) * 17 + (block_size,) * 3, progressive=True)
+    network = published("adlm" if anchored else "mdlm", size).variant(attention="block", block_size=block_size)
+    return network, Anelbo(blocks, rule, gamma=3e-3) if anchored else Nelbo(blocks)
 
 
-KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", "a2r", *MATCHED_BASELINES, "sedd", "d3pm")
+KINDS = (
+    *("ar", "mdlm", "adlm", "adlm-gamma0", "a2r"),
+    *(f"{form}-same-{what}" for form in ("mdlm", "ar") for what in ("parameters", "cost")),
+    *("sedd", "d3pm"),
+    *(f"{anchored}block{size}" for anchored in ("", "adlm-") for size in BLOCK_SIZES),
+    "towers",
+    *(f"block{size}-same-{what}" for size in BLOCK_SIZES for what in ("parameters", "cost")),
+)
 OFFERED = ("small", *(size for size in SIZES if size != "small"))

@@ -3,7 +3,8 @@ at this size: Muon, tied embeddings, normalised queries and keys, a short convol
 tokens that are read again by the denoiser or by the upper layers, a larger anchor weight at masked anchors only.
 
 Steps are chosen so that, by `train/plan.py`, no kind takes much more than two hours on two cores that reach
-80 GFLOP/s in matrix products, at `EFFICIENCY` of that. All kinds of a corpus read the same tokens.
+80 GFLOP/s in matrix products, at `EFFICIENCY` of that; block diffusion, which reads every row twice, twice as much. All
+kinds of a corpus read the same tokens.
 """
 
 from dataclasses import replace
@@ -28,9 +29,13 @@ from adlm.train.lr_schedules import StableDecay
 from adlm.train.optimizers import Muon
 from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 
-DEMO_KINDS = ("ar", "mdlm", "adlm")
+DEMO_KINDS = ("ar", "mdlm", "adlm", "block", "adlm-block", "towers")
 BOX_KINDS = ("adlm", "mdlm-same-cost")
-KINDS = ("ar", "mdlm", "adlm", "adlm-gamma0", "a2r", *MATCHED_BASELINES)
+KINDS = (
+    *("ar", "mdlm", "adlm", "adlm-gamma0", "a2r"),
+    *(f"{form}-same-{what}" for form in ("mdlm", "ar") for what in ("parameters", "cost")),
+    *("block", "adlm-block", "towers", "block-same-parameters", "block-same-cost"),
+)
 OFFERED = ("nano", "micro", "tiny")
 _ROWS = 16
 
@@ -38,15 +43,15 @@ _ROWS = 16
 def demo(kind: str) -> Run:
     """Stories from a grammar, whose exact entropy is known: four layers, two or three minutes per model.
 
-    The stages of ADLM have 3 + 1 layers; the others have the shape that costs as much. Padding is predicted, so that a
-    row's likelihood is the story's.
+    The stages of anchored models have 3 + 1 layers; the others have the shape that costs as much. Blocks are of 4
+    tokens. Padding is predicted, so that a row's likelihood is the story's.
     """
     if kind not in DEMO_KINDS:
         raise UnknownName("model of the demo", kind, DEMO_KINDS)
     data = Corpus("stories:40000", "words", Padded(64, begin=False, crop=True, predict_padding=True))
-    own = {"ar": "ar-same-cost", "mdlm": "mdlm-same-cost", "adlm": "adlm"}[kind]
+    own = f"{kind}-same-cost" if kind in ("ar", "mdlm", "block") else kind
     stack = StackConfig(width=96, heads=4, layers=4)
-    return cpu_run(f"demo-{kind}", own, data, stack, (3, 1), steps=1500, warmup=50, draws=8)
+    return cpu_run(f"demo-{kind}", own, data, stack, (3, 1), steps=1500, warmup=50, draws=8, block_size=4)
 
 
 def text8(kind: str, size: str = "nano") -> Run:
@@ -103,6 +108,7 @@ def cpu_run(
     warmup: int,
     draws: int,
     rows: int = _ROWS,
+    block_size: int = 16,
 ) -> Run:
     """A run of this kind on any corpus.
 
@@ -110,14 +116,25 @@ def cpu_run(
         stages: layers of the anchor stage and of the denoiser.
         draws: mask counts per row, in validation.
         rows: of a step.
+        block_size: of block diffusion.
     """
     if kind in MATCHED_BASELINES:
         anchored = cpu_run(
-            name, MATCHED_BASELINES[kind], data, stack, stages, steps=steps, warmup=warmup, draws=draws, rows=rows
+            name,
+            MATCHED_BASELINES[kind],
+            data,
+            stack,
+            stages,
+            steps=steps,
+            warmup=warmup,
+            draws=draws,
+            rows=rows,
+            block_size=block_size,
         )
         run = matched_baseline(anchored, kind, name=name)
         return replace(run, network=_reinjecting(run.network, stages[0]))
-    network, objective = _model(kind, stack, stages, positions=data.packing.length if data.packing.pads else 0)
+    positions = data.packing.length if data.packing.pads else 0
+    network, objective = _model(kind, stack, stages, positions=positions, block_size=block_size)
     train = TrainConfig(
         steps=steps,
         tokens_per_step=rows * data.packing.length,
@@ -132,41 +149,41 @@ def cpu_run(
 def _reinjecting(network: NetworkConfig, anchor_layers: int) -> NetworkConfig:
     """Masked models of one stage read their tokens again at the depth where the anchored models they match do.
 
-    Left-to-right models read them once: reading them twice did not help.
+    Shifted models read them once: left to right, reading them twice did not help, and a left-to-right model may start
+    a block model.
     """
-    if network.causal:
+    if network.shifted:
         return network
     return network.variant(input_reinjection=min(anchor_layers, network.layers[0] - 1))
 
 
 def _model(
-    kind: str, stack: StackConfig, stages: tuple[int, int], *, positions: int, block_size: int = 16
+    kind: str, stack: StackConfig, stages: tuple[int, int], *, positions: int, block_size: int
 ) -> tuple[NetworkConfig, Objective]:
     """Rows that begin with their text let a model learn positions (`positions`)."""
     stack = replace(stack, convolution=5, query_key_norm=True)
-    masking, rule = CountMasking(), RareInSequence(5)
-
-    blocks = BlockMasking((block_size,))
+    masking, blocks, rule = CountMasking(), BlockMasking((block_size,)), RareInSequence(5)
 
     def one(attention: Attention = "full") -> NetworkConfig:
-        network = OneStageConfig(replace(stack, attention=attention), tied=True, positions=positions)
+        size = block_size if attention == "block" else 0
+        network = OneStageConfig(replace(stack, attention=attention), True, positions, size, shift=size > 0)
         return _reinjecting(network, stages[0])
 
-    def two(attention: Attention = "full") -> NetworkConfig:
+    def two(attention: Attention = "full", denoiser: Attention | None = None) -> NetworkConfig:
         anchor = replace(stack, layers=stages[0], attention=attention)
-        return TwoStageConfig(anchor, stages[1], Hidden(), tied=True, positions=positions)
+        size = block_size if "block" in (attention, denoiser) else 0
+        return TwoStageConfig(anchor, stages[1], Hidden(), True, positions, size, size > 0, denoiser)
 
-    def in_blocks(network: NetworkConfig) -> NetworkConfig:
-        return network.variant(attention="block", block_size=block_size, shift=True, input_reinjection=0)
-
+    anchored_blocks = Anelbo(blocks, rule, gamma=0.05, masked_only=True)
     models: dict[str, tuple[NetworkConfig, Objective]] = {
         "ar": (one("causal"), CrossEntropy()),
         "mdlm": (one(), Nelbo(masking)),
         "adlm": (two(), Anelbo(masking, rule, gamma=0.05, masked_only=True)),
         "adlm-gamma0": (two(), Anelbo(masking, rule, gamma=0.0, masked_only=True)),
         "a2r": (two("causal"), AnchoredCrossEntropy(rule, gamma=0.05)),
-        "block": (in_blocks(one()), Nelbo(blocks)),
-        "adlm-block": (in_blocks(two()), Anelbo(blocks, rule, gamma=0.05, masked_only=True)),
+        "block": (one("block"), Nelbo(blocks)),
+        "adlm-block": (two("block"), anchored_blocks),
+        "towers": (two("causal", "block"), anchored_blocks),
     }
     if kind not in models:
         raise UnknownName("kind of model", kind, KINDS)

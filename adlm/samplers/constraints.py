@@ -166,12 +166,14 @@ class Spot(NamedTuple):
     left: the text before it, from the hole before that.
     space: whether the hole has to begin with the space that stands before it (see `begins_with_space`).
     first: whether it is the first of its text.
+    begins: whether `left` is the beginning of the text.
     """
 
     tokenizer: Tokenizer
     left: str = ""
     space: bool = False
     first: bool = False
+    begins: bool = True
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,9 @@ class Choice(Wording):
     def _tokens(self, option: str, spot: Spot) -> tuple[int, ...]:
         first, later = token_texts(spot.tokenizer)
         text = " " * spot.space + option
-        encode, before = spot.tokenizer.encode, spot.tokenizer.encode(spot.left)
-        together = encode(spot.left + text)
-        ways = [encode(text)]
+        encode = spot.tokenizer.encode
+        before, together = (encode(each, first=spot.begins) for each in (spot.left, spot.left + text))
+        ways = [encode(text, first=spot.first)]
         if np.array_equal(together[: len(before)], before):
             ways.insert(0, together[len(before) :])
         for ids in ways:

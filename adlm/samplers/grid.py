@@ -59,9 +59,7 @@ def told_time(schedule: Schedule, alpha: float) -> float:
     return schedule.inverse(torch.tensor(alpha, dtype=torch.float64)).clamp(0, 1).item()
 
 
-def reverse_step(
-    step: int, steps: int, schedule: Schedule, rule: RemaskRule, confidence: torch.Tensor
-) -> ReverseStep:
+def reverse_step(step: int, steps: int, schedule: Schedule, rule: RemaskRule, confidence: torch.Tensor) -> ReverseStep:
     """A step of the grid. The last one reveals all that is left: some schedules and rules end with masks."""
     change = rule.step(*times(step, steps), schedule, confidence)
     return ReverseStep(change.alpha_t, 1.0) if step == steps - 1 else change

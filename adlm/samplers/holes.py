@@ -52,10 +52,10 @@ class Template:
         for left, hole, wording in zip(texts, holes, wordings, strict=False):
             spot = _spot(tokenizer, left, first_hole=not parts)
             language = any_text(spot._replace(left="")) if wording is None else wording.language(spot)
-            parts.append(tuple(tokenizer.encode_known(spot.left).tolist()))
+            parts.append(tuple(tokenizer.encode_known(spot.left, first=spot.begins).tolist()))
             languages.append(language)
             lengths.append(_lengths(hole, language, wording))
-        parts.append(tuple(tokenizer.encode_known(texts[-1]).tolist()))
+        parts.append(tuple(tokenizer.encode_known(texts[-1], first=False).tolist()))
         return cls(tuple(parts), tuple(languages), tuple(lengths))
 
     def combinations(self) -> list[tuple[int, ...]]:
@@ -107,8 +107,8 @@ def _spot(tokenizer: Tokenizer, left: str, *, first_hole: bool) -> Spot:
     bare = left.removesuffix(" ")
     # Of several spaces the last may be in one token with the others.
     if bare != left and not bare.endswith(" ") and begins_with_space(tokenizer, first(bare)):
-        return Spot(tokenizer, bare, space=True, first=first(bare))
-    return Spot(tokenizer, left, first=first(left))
+        return Spot(tokenizer, bare, space=True, first=first(bare), begins=first_hole)
+    return Spot(tokenizer, left, first=first(left), begins=first_hole)
 
 
 def _hole(written: str) -> Hole:

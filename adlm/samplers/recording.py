@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from adlm.models.block_cache import FinishedBlocks
 from adlm.models.cache import Cache
 from adlm.models.hand_over import AnchorState
+from adlm.models.language_model import BlockFeatures
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.network import Network, NetworkWrapper, anchor_predictions
 from adlm.samplers.state import slice_size
@@ -71,6 +74,25 @@ class RecordingNetwork(NetworkWrapper):
             self._logits = self._tell([cache.length - 1], found.final, anchor)
             self._narrow = found.final
         return found
+
+    def read_block(
+        self,
+        tokens: Tensor,
+        start: list[int],
+        cache: FinishedBlocks,
+        *,
+        rows: list[int] | None = None,
+        output_mask: Tensor | None = None,
+        stage: AnchorState | None = None,
+    ) -> BlockFeatures:
+        if output_mask is None or tokens.shape != self.open.shape:
+            return super().read_block(tokens, start, cache, rows=rows, output_mask=output_mask, stage=stage)
+        inside = torch.zeros_like(output_mask)
+        inside[:, start[0] : start[0] + self.block_size] = True
+        blanks = self._with_blanks(tokens, output_mask) & inside
+        found = self.network.read_block(tokens, start, cache, rows=rows, output_mask=blanks, stage=stage)
+        anchor = None if found.stage is None else found.stage.anchor[0, blanks[0].nonzero()[:, 0] - start[0]]
+        return found._replace(final=self._recorded(blanks, output_mask, found.final, anchor))
 
     def logits(self, final: Tensor) -> Tensor:
         if final is self._narrow and self._logits is not None:

@@ -6,6 +6,8 @@ belongs to its row, position and step alone.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -62,7 +64,8 @@ class StepEvent(NamedTuple):
     passes: int = 1
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Prediction:
     """Logits [n, V] of the network and after the filters, and the tokens [n] drawn from the latter.
 
     confidence: [n], the probability with which each was drawn.
@@ -78,7 +81,7 @@ class Prediction(NamedTuple):
         """The network's own probabilities, before the filters, [n, V]."""
         return self.raw.softmax(-1)
 
-    @property
+    @cached_property
     def own_confidence(self) -> Tensor:
         """The probability that the network itself gave the drawn tokens, [n]."""
         if self.logits is self.raw:
@@ -153,8 +156,10 @@ class SamplerState:
         """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the position."""
         return self.to_device(uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions))
 
-    def uniforms(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
-        """[steps, B, L] on the host: `uniform(name, step)` of each."""
+    def uniforms(self, name: str, steps: Sequence[int] | None = None) -> NDArray[np.float64]:
+        """[steps, B, L] on the host: `uniform(name, step)` of each; without steps [B, L], `uniform(name)`."""
+        if steps is None:
+            return uniform_at(self._seeds((name,))[:, None], self._ids[:, None], self._positions)
         seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
         return uniform_at(seeds[:, None, None], self._ids[:, None], self._positions)
 
@@ -175,13 +180,18 @@ class SamplerState:
             name: of the random numbers.
             measure: what else to take from each distribution; by default the probability of the drawn token.
         """
-        return self.draw(self._features(where, t), where, *name, measure=measure)
+        return self._draw(self._features(where, t), where.nonzero(as_tuple=True), name, measure)
 
     def draw(self, final: Tensor, where: Tensor, *name: Name, measure: Measure = confidence) -> tuple[Tensor, Tensor]:
         """As `predict`, from features [N, D]."""
-        row, position = where.nonzero(as_tuple=True)
+        return self._draw(final, where.nonzero(as_tuple=True), name, measure)
+
+    def _draw(
+        self, final: Tensor, at: tuple[Tensor, ...], name: Sequence[Name], measure: Measure = confidence
+    ) -> tuple[Tensor, Tensor]:
+        row, position = at
         bits = self._bits(row, position, name)
-        if not self.canvas.constraints and len(row) <= self._slice:
+        if not self.canvas.constraints and row.shape[0] <= self._slice:
             # The features themselves: a network may have their logits already.
             prediction = self._predicted(final, Sites(self.tokens, row, position), bits)
             return prediction.drawn, measure(prediction)
@@ -208,12 +218,15 @@ class SamplerState:
 
     def reveal(self, where: Tensor, t: float | Tensor, *name: Name) -> None:
         """Draw and write at `where`."""
-        if bool(where.any()):
-            self.write(where, *self.predict(where, t, *name))
+        at = where.nonzero(as_tuple=True)
+        if at[0].shape[0]:
+            self._write(at, *self._draw(self._features(where, t), at, name))
 
     def write(self, where: Tensor, tokens: Tensor, confidence: Tensor) -> None:
         """Write tokens [N] at `where`, drawn with these probabilities [N]."""
-        at = where.nonzero(as_tuple=True)
+        self._write(where.nonzero(as_tuple=True), tokens, confidence)
+
+    def _write(self, at: tuple[Tensor, ...], tokens: Tensor, confidence: Tensor) -> None:
         self.tokens[at], self.confidence[at] = tokens, confidence.to(self.confidence.dtype)
 
     def remask(self, where: Tensor) -> None:
@@ -271,7 +284,7 @@ class SamplerState:
         if logits is not raw:
             top = logits.amax(-1, keepdim=True)
         check_drawable(logits, top, sites, self.filters, self.network.vocabulary.mask_id)
-        prediction = Prediction(raw, logits, *draw_measured(logits, bits, top))
+        prediction = Prediction(raw, logits, *draw_measured(logits, bits))
         if self.on_draw is not None:
             self.on_draw(sites, prediction)
         return prediction
@@ -282,14 +295,15 @@ class SamplerState:
             return self.reader.features(where)
         rows = where.any(-1)
         tokens, output_mask = self.tokens[:, self.window], where[:, self.window]
-        if not bool(rows.all()):
+        if tokens.shape[0] > 1 and not bool(rows.all()):
             tokens, output_mask = tokens[rows], output_mask[rows]
-        self.network_calls += len(tokens)
+        count = tokens.shape[0]
+        self.network_calls += count
         if self.network.stages > 1 and (self.stale_anchors > 1 or self._stage is not None):
             stage = self._stages(rows, t)
             self._age[rows] += 1
             return self.network.denoise(stage, tokens, self._times(rows, t), output_mask=output_mask)
-        self.anchor_calls += len(tokens) if self.network.stages > 1 else 0
+        self.anchor_calls += count if self.network.stages > 1 else 0
         return self.network.features(tokens, self._times(rows, t), output_mask=output_mask).final
 
     def _stages(self, rows: Tensor, t: float | Tensor) -> AnchorState:

@@ -86,7 +86,7 @@ class GenerationJob:
         size, most = self.model.config.vocabulary.size, max(self.model.config.packing.length, self.limits.tokens)
         for given in canvas:
             if isinstance(given, str):
-                found = self.model.tokenizer.encode_known(given).tolist()
+                found = self.model.tokenizer.encode_known(given, first=not row).tolist()
                 if not found:
                     raise ConfigError(f"the text {given!r} in the canvas has no token", subject="canvas")
                 self.typed.append(len(found))

@@ -20,13 +20,14 @@ from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig
 from adlm.data.together import Together
 from adlm.data.tokenizer import load_tokenizer
+from adlm.diffusion.blocks import BlockMasking
 from adlm.errors import ConfigError
 from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, training_work
 from adlm.models.language_model import LanguageModel
 from adlm.models.network import Vocabulary
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
-from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.objectives.objective import CrossEntropy, MaskedObjective, Objective
 from adlm.train.execution import Execution, choose
 from adlm.train.muon import MuonOptimizer
 from adlm.train.run import Run
@@ -108,24 +109,45 @@ class WorkFractions(NamedTuple):
 
 
 def fractions(run: Run) -> WorkFractions:
-    """About: masked models score one half of the text on average, left-to-right ones all of it.
+    """About: masked models score one half of the text on average, left-to-right ones all of it, and block diffusion
+    (b + 1) / 2b.
 
-    Padding is left out of the work (`models/unpadded.py`), except in time-conditioned networks and if it is predicted.
+    Padding is left out of the work (`models/unpadded.py`), except if it is predicted, in time-conditioned networks and
+    in block diffusion.
     """
     known = Known()
     if isinstance(run.data, Corpus):
         source = run.data.source.split(":")[0]  # stories:40000 are stories
         known = KNOWN.get((source, run.data.tokenizer, run.data.packing.length), known)
     scored = 1.0 if run.network.causal else 0.5
-    anchors = _anchors(run.objective, known) * known.text
-    return WorkFractions(1.0 if run.network.time_conditioned else known.text, scored * known.text, anchors)
+    if sizes := block_sizes(run):
+        scored = sum(map(_masked, sizes)) / len(sizes)
+    anchors = _anchors(run.objective, known, scored) * known.text
+    computes_all = run.network.time_conditioned or run.network.attention == "block"
+    return WorkFractions(1.0 if computes_all else known.text, scored * known.text, anchors)
 
 
-def _anchors(objective: Objective, known: Known) -> float:
+def block_sizes(run: Run) -> tuple[int, ...]:
+    """The sizes of the blocks that are read in equal parts of a run, 0 for whole rows; empty if rows are not read in
+    blocks. If sizes are drawn for each row, all rows of a batch take as much work as those with the smallest."""
+    masking = run.objective.corruption if isinstance(run.objective, MaskedObjective) else None
+    if not isinstance(masking, BlockMasking):
+        return ()
+    if masking.progressive:
+        return masking.sizes
+    return (min((size for size in masking.sizes if size), default=0),)
+
+
+def _masked(block_size: int) -> float:
+    """The mean fraction of a block that is masked: of 1 / b, ..., b / b."""
+    return (block_size + 1) / (2 * block_size) if block_size else 0.5
+
+
+def _anchors(objective: Objective, known: Known, scored: float) -> float:
     """Fraction of the text at which the anchor term is taken."""
     if not isinstance(objective, Anelbo | AnchoredCrossEntropy) or objective.gamma == 0:
         return 0.0
-    among = 0.5 if isinstance(objective, Anelbo) and objective.masked_only else 1.0
+    among = scored if isinstance(objective, Anelbo) and objective.masked_only else 1.0
     return among * objective.fraction * _marked(objective.rule, known)
 
 
@@ -175,6 +197,7 @@ def summary(run: Run, *, vocabulary: Vocabulary | None = None, world_size: int =
         rows=max(1, round(rows * fraction.computed)),
         scored=fraction.scored / fraction.computed,
         anchors=fraction.anchors / fraction.computed,
+        block_sizes=block_sizes(run),
     )
     again = world_size * _micro_batches(run, rows, world_size)[1] - 1
     step += 3 * again * forward_work(run.network, vocabulary, length).once
@@ -226,8 +249,8 @@ def memory(
 
     Weights, gradients and averages are float32; in bfloat16 a copy of the weights is kept from the forward pass to
     the backward pass. AdamW has two states a weight, Muon one. Activations are those of `activation_bytes`, of rows
-    without padding. Logits are two tables of a slice of positions, or four where an objective lets autograd have them;
-    and for each head whose loss is taken, its gradient before it is added to the others.
+    without padding. Logits are one table of a slice of positions, two in bfloat16, or four where an objective lets
+    autograd have them; and for each head whose loss is taken, its gradient before it is added to the others.
 
     Args:
         rows: of a micro-batch.
@@ -244,16 +267,19 @@ def memory(
         for parameter in group["params"]
     )
     fraction = fractions(run)
-    scored = 1.0 if model.causal else 0.5
+    scored, length = 1.0 if model.causal else 0.5, row_length(run.data)
+    if sizes := block_sizes(run):  # the most is kept with small blocks
+        scored = max(map(_masked, sizes))
     anchors = fraction.anchors * scored / fraction.scored
-    short, tokens = 2 if bf16 else 4, rows * row_length(run.data)
+    short, tokens = 2 if bf16 else 4, rows * length
     each = activation_bytes(
         run.network,
+        length=length,
         scored=scored,
         anchors=anchors,
         short=short,
         activation_checkpointing=run.train.activation_checkpointing,
-        cpu_length=row_length(run.data) if cpu else 0,
+        cpu=cpu,
     )
     fused = isinstance(run.objective, Nelbo | CrossEntropy)
     table = min(SLICE_LOGITS, round(tokens * scored) * vocabulary.size)
@@ -264,7 +290,7 @@ def memory(
         optimizer=4 * states // parts,
         ema=4 * weights * bool(run.train.ema_decay) // parts,
         activations=each * tokens,
-        logits=table * ((4 + short) if fused else 16) + heads,
+        logits=table * ((4 if short == 4 else 4 + short) if fused else 16) + heads,
     )
 
 

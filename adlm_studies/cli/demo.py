@@ -10,12 +10,14 @@ from rich.panel import Panel
 from rich.text import Text
 
 from adlm.cli.progress import console
+from adlm.data.catalog import open_source
 from adlm.errors import OutOfRange
 from adlm_studies.cli.experiment import print_tables, step_progress
 from adlm_studies.experiments.demo import Demo
 from adlm_studies.experiments.output import write_study
 from adlm_studies.experiments.side_by_side import run_side_by_side
 from adlm_studies.experiments.study import REPORT
+from adlm_studies.experiments.training import splits_of
 from adlm_studies.report.sections import ReportTable, Texts
 
 
@@ -44,6 +46,7 @@ def command(
     for name, value in (("--steps", steps), ("--samples", samples), ("--jobs", jobs)):
         if value is not None and value < 1:
             raise OutOfRange(name, value, "1 or more")
+    splits_of(open_source(corpus))  # refuses text of which nothing is held out, before any process is started
     began = time.perf_counter()
     words = ["adlm", "demo", "--corpus", corpus, "--seed", str(seed)]
     words += [*(["--quick"] if quick else []), *(["--steps", str(steps)] if steps else [])]

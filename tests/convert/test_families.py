@@ -9,11 +9,15 @@ import adlm
 from adlm.cli import main
 from adlm.convert import from_ar
 from adlm.convert.conversion import converted
+from adlm.convert.program import export_program
 from adlm.data.tokenizer import train_bpe
-from adlm.errors import ModelError
+from adlm.errors import ConfigError, ModelError
+from adlm.models.costs import count_parameters
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
+from adlm.train.lora import Lora
 from tests.errors import raises
+from tests.evaluate.test_judge import write_gguf
 
 transformers = pytest.importorskip("transformers")
 
@@ -161,3 +165,114 @@ def test_an_architecture_that_is_not_known_has_a_nearest_one(kind, nearest, tmp_
     with raises(ModelError, subject="model_type") as caught:
         converted(tmp_path)
     assert caught.value.found.endswith(nearest)
+
+
+def test_a_name_of_the_hub_is_fetched_as_data(tmp_path, monkeypatch):
+    original = save(tmp_path, *MODELS["llama"])
+    asked_for = []
+
+    def not_ours(name, **_):
+        raise ModelError("asked", "a config of the library transformers", "", subject="model_type 'llama'")
+
+    def fetched(name, **_):
+        asked_for.append(name)
+        return tmp_path
+
+    monkeypatch.setattr("adlm.convert.conversion.find_model", not_ours)
+    monkeypatch.setattr("adlm.convert.conversion.find_transformers_model", fetched)
+    model = from_ar("some/llama")
+    assert asked_for == ["some/llama"]
+    assert model.config.network.stack.layers == original.config.num_hidden_layers
+
+
+def test_a_model_of_ours_is_loaded():
+    assert from_ar("box").config == adlm.load("box").config
+
+
+def test_a_gguf_file_gives_the_logits_of_the_model_it_holds(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=2, max_position_embeddings=32, **size)
+    original = transformers.LlamaForCausalLM(config).eval()
+    write_gguf(gguf, tmp_path / "model.gguf", original)
+    model = from_ar(tmp_path / "model.gguf")
+    ids = model.tokenizer.encode("ab 12")
+    with torch.no_grad():
+        expected = original(torch.tensor([[0, *ids[:-1]]])).logits
+        found = model.network(torch.tensor(ids)[None])[..., :64]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert model.tokenizer.decode(ids) == "ab 12"
+
+
+@pytest.fixture
+def grouped(tmp_path):
+    """A model with most of what other families have: grouped and normalised heads, a gated MLP, rows after a start."""
+    save(tmp_path / "theirs", *MODELS["qwen3"])
+    return from_ar(tmp_path / "theirs")
+
+
+def test_transformers_loads_a_converted_model(grouped, tmp_path):
+    hf = pytest.importorskip("adlm.hf")
+    grouped.save(tmp_path / "saved")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    ids = tokenizer("a small text", return_tensors="pt").input_ids
+    assert ids[0, 0] == BEGIN
+    with torch.no_grad():
+        found = theirs(input_ids=ids).logits[0, :-1]
+        expected = grouped.network(ids[:, 1:])[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    short = {"max_new_tokens": 4, "do_sample": False}
+    assert theirs.generate(ids, **short).shape == (1, ids.shape[1] + 4)
+    with raises(ConfigError, subject="norm"):
+        hf.export(grouped, tmp_path / "code")
+
+
+def test_eight_bits_are_close_and_adapters_start_as_nothing(grouped):
+    tokens = torch.randint(0, SIZE, (2, 9), generator=torch.Generator().manual_seed(0))
+    network = grouped.network
+    with network.inference_weights():
+        exact = network.features(tokens).final
+    network.use_int8()
+    with network.inference_weights():
+        short = network.features(tokens).final
+    network.use_int8(on=False)
+    assert 0 < (short - exact).abs().max() < 0.2 * exact.abs().max()
+    pytest.importorskip("peft")
+    adapters = Lora(rank=2)
+    adapters.apply(network)
+    torch.testing.assert_close(network.features(tokens).final, exact)
+    network.features(tokens).final.sum().backward()
+    assert sum(parameter.grad is not None for parameter in network.parameters()) == 2 * 2 * 2
+    adapters.merge(network)
+    torch.testing.assert_close(network.features(tokens).final, exact)
+
+
+def test_a_converted_model_is_exported_as_a_program(grouped, tmp_path):
+    export_program(grouped, tmp_path / "program")
+    program = torch.export.load(tmp_path / "program" / "model.pt2").module()
+    tokens = torch.randint(0, SIZE, (3, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(program(tokens)[0], grouped.network(tokens), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_reach_every_weight(name, tmp_path):
+    save(tmp_path, *MODELS[name])
+    network = from_ar(tmp_path).network.in_blocks(4)
+    tokens = torch.randint(0, SIZE, (2, 9), generator=torch.Generator().manual_seed(0))
+    noisy = tokens.masked_fill(torch.rand(2, 9, generator=torch.Generator().manual_seed(1)) < 0.5, SIZE)
+    final = network.features(noisy, clean=tokens, output_mask=noisy == SIZE).final
+    network.logits(final)[:, :SIZE].log_softmax(-1)[:, 0].sum().backward()
+    assert not [name for name, weight in network.named_parameters() if weight.grad is None]
+
+
+def test_parameters_and_work_are_counted(grouped):
+    network, vocabulary = grouped.config.network, grouped.config.vocabulary
+    stack = network.stack
+    assert count_parameters(network, vocabulary).total == sum(p.numel() for p in grouped.network.parameters())
+    before, after = stack.block_work(0)
+    block = grouped.network.stack.blocks[0]
+    assert before == block.qkv.weight.numel()
+    assert after == block.out.weight.numel() + block.up.weight.numel() + block.down.weight.numel()

@@ -15,6 +15,8 @@ from adlm.convert.description import Options
 from adlm.data.packing import Padded
 from adlm.errors import ModelError
 from adlm.models.network import Vocabulary
+from adlm.samplers.constraints import Choice
+from adlm.samplers.holes import Template
 from tests.errors import raises
 
 DIM, HIDDEN, LAYERS, HEADS, KV_HEADS, LENGTH = 16, 24, 2, 4, 2, 20
@@ -208,3 +210,23 @@ def test_the_real_model_is_saved_and_loaded(stories, tmp_path):
     stories.save(tmp_path)
     again = adlm.load(tmp_path)
     assert again.generate(temperature=0, max_new_tokens=7) == ["Once upon a time, there was"]
+
+
+def test_text_within_a_text_has_no_space_put_before_it(files):
+    tokenizer = converted(files[0]).tokenizer
+    whole = tokenizer.encode("ab ab abc").tolist()
+    parts = [*tokenizer.encode("ab"), *tokenizer.encode(" ab", first=False), *tokenizer.encode(" abc", first=False)]
+    assert whole == parts
+    template = Template.read("ab [MASK] abc", tokenizer)
+    filled = [tokenizer.backend.token_to_id("▁ab") if i == SIZE else i for i in template.ids([1], SIZE)]
+    assert tokenizer.decode(filled) == "ab ab abc"
+    assert tokenizer.token(whole[0]) == " ab"
+    options = Template.read("ab [MASK] abc", tokenizer, [Choice(("ab",))])
+    assert options.languages[0].allowed([SIZE], 0).nonzero()[0].tolist() == [tokenizer.backend.token_to_id("▁ab")]
+
+
+def test_a_hole_at_the_beginning_takes_a_piece_that_loses_its_space(files):
+    tokenizer = converted(files[0]).tokenizer
+    options = Template.read("[MASK] abc", tokenizer, [Choice(("ab",))])
+    (allowed,) = options.languages[0].allowed([SIZE], 0).nonzero()
+    assert [tokenizer.decode([*allowed, *options.parts[1]])] == ["ab abc"]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -58,6 +60,47 @@ def test_the_work_is_what_torch_counts(network):
         model.logits(model.features(tokens, output_mask=output_mask).final)
     expected = forward_work(network, vocabulary, length).forward(2 * length, 10)
     assert counter.get_total_flops() == expected
+
+
+BLOCKS = replace(STACK, attention="block")
+BLOCK_NETWORKS = {
+    "plain": OneStageConfig(BLOCKS, block_size=4),
+    "shifted": OneStageConfig(BLOCKS, block_size=4, shift=True),
+    "anchored": TwoStageConfig(BLOCKS, 2, block_size=8),
+    "towers": TwoStageConfig(replace(STACK, attention="causal"), 1, Hidden(), block_size=4, denoiser_attention="block"),
+}
+
+
+@pytest.mark.parametrize("length", [16, 30])
+@pytest.mark.parametrize("name", BLOCK_NETWORKS)
+def test_the_work_of_two_copies_is_what_torch_counts(name, length):
+    network, vocabulary = BLOCK_NETWORKS[name], Vocabulary(70, 69)
+    size = network.block_size
+    model = network.build(vocabulary)
+    clean = torch.zeros(2, length, dtype=torch.long)
+    noisy = torch.full_like(clean, 69)
+    # As many blocks whose last token is visible as there are on average.
+    blocks = -(-length // size)
+    for block in range(round(blocks * (size - 1) / (2 * size))):
+        noisy[:, size * block + size - 1] = 0
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        output_mask = torch.zeros_like(clean, dtype=torch.bool)
+        output_mask[:, :5] = True
+        model.logits(model.features(noisy, clean=clean, output_mask=output_mask).final)
+    expected = forward_work(network, vocabulary, length).forward(2 * length, 10)
+    assert counter.get_total_flops() == pytest.approx(expected, abs=length)
+
+
+def test_blocks_of_a_row_and_of_one_token_cost_what_masked_and_left_to_right_models_do():
+    vocabulary = Vocabulary(70, 69)
+    masked, causal = (OneStageConfig(replace(STACK, attention=attention)) for attention in ("full", "causal"))
+    plain, shifted = BLOCK_NETWORKS["plain"], BLOCK_NETWORKS["shifted"]
+    assert forward_work(plain, vocabulary, 32, 0) == forward_work(masked, vocabulary, 32)
+    assert forward_work(shifted, vocabulary, 32, 1) == forward_work(causal, vocabulary, 32)
+    half = training_work(plain, vocabulary, length=32, rows=4, block_sizes=(0, 4))
+    parts = [training_work(plain, vocabulary, length=32, rows=4, block_sizes=(size,)) for size in (0, 4)]
+    assert half == pytest.approx(sum(parts) / 2)
+    assert 1.5 < parts[1] / parts[0] < 2.2
 
 
 def test_a_training_step_is_three_forward_passes():

@@ -74,7 +74,8 @@ def test_a_stream_that_goes_on_has_the_parameters_of_one_stack():
 PAIRS = [
     (f"{corpus}-{kind}{size}", field)
     for corpus, family in FAMILIES.items()
-    for kind, field in zip(MATCHED_BASELINES, ("parameters", "work") * 2, strict=True)
+    for kind in MATCHED_BASELINES
+    for field in ("parameters" if kind.endswith("parameters") else "work",)
     if kind in family.kinds
     for size in ("", *(f"-{size}" for size in family.sizes))
 ]
@@ -89,7 +90,7 @@ def test_what_twins_have_in_common_they_have_to_a_few_percent(name, field):
     assert abs(off.width) <= width / 8
     if name.startswith(("lm1b", "openwebtext")) and not name.endswith("nano"):
         assert abs(getattr(off, field)) <= TOLERANCE
-        assert off.width == 0
+        assert off.width == 0 or "block" in name
 
 
 def test_a_twin_differs_in_network_and_anchor_term_alone():
@@ -104,6 +105,15 @@ def test_a_twin_of_a2r_is_a_left_to_right_model_that_reads_the_same():
     assert replace(run, name=original.name, network=original.network, objective=original.objective) == original
     assert run.objective == CrossEntropy()
     assert run.network.stack.causal
+
+
+@pytest.mark.parametrize("name", ["text8-block-same-cost", "lm1b-block8-same-cost"])
+def test_a_twin_of_anchored_block_diffusion_reads_the_same_blocks(name):
+    run, original = recipe(name), matched(name)
+    assert replace(run, name=original.name, network=original.network, objective=original.objective) == original
+    assert run.objective == Nelbo(original.objective.corruption)
+    assert (run.network.attention, run.network.block_size) == ("block", original.network.block_size)
+    assert run.network.shift == original.network.shift
 
 
 def test_only_anchored_models_have_twins():

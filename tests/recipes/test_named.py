@@ -42,7 +42,11 @@ def test_every_recipe_can_be_stored_and_built_and_its_objective_fits_its_network
 def test_the_runs_on_a_corpus_differ_in_their_model_alone(corpus):
     runs = [recipe(f"{corpus}-{kind}") for kind in FAMILIES[corpus].kinds]
     for run in runs:
-        assert (run.data, run.train, run.validation) == (runs[0].data, runs[0].train, runs[0].validation)
+        parts = 2 if run.network.block_size and corpus in ("lm1b", "openwebtext") else 1  # two copies of each row
+        micro_batch_size = runs[0].train.micro_batch_size // parts
+        assert run.data == runs[0].data
+        assert run.train == replace(runs[0].train, micro_batch_size=micro_batch_size)
+        assert run.validation == replace(runs[0].validation, micro_batch_size=micro_batch_size)
 
 
 def test_the_list_has_each_run_once_under_its_own_name():
@@ -116,9 +120,11 @@ def test_the_published_sizes_are_those_of_the_papers():
 
 
 @pytest.mark.parametrize("corpus", ["lm1b", "openwebtext"])
-@pytest.mark.parametrize("kind", ["adlm", "a2r", "sedd", *MATCHED_BASELINES])
+@pytest.mark.parametrize("kind", ["adlm", "a2r", "sedd", "adlm-block4", "towers", *MATCHED_BASELINES])
 @pytest.mark.parametrize("size", ["small", "medium"])
 def test_published_micro_batches_fit_a_gpu_of_80_gb_and_are_the_same_on_eight(corpus, kind, size):
+    if kind not in FAMILIES[corpus].kinds:
+        pytest.skip("a kind of small runs")
     run = recipe(f"{corpus}-{kind}-{size}")
     assert memory(run, known_vocabulary(run.data), rows=run.train.micro_batch_size, bf16=True).total < 60e9
     assert 512 % (8 * run.train.micro_batch_size) == 0 or 512 // 8 % run.train.micro_batch_size == 0
@@ -129,10 +135,39 @@ def test_the_small_runs_take_two_hours_at_most_on_two_cores():
     for name, run in recipes().items():
         if not name.startswith(("lm1b", "openwebtext")):
             hours = summary(run).all_work / cpu / 3600
-            assert hours < (0.1 if name.startswith("demo") else 2)
+            assert hours < (0.1 if name.startswith("demo") else 2) * (2 if run.network.block_size else 1)
 
 
-def test_the_demo_has_three_models_of_one_size_and_cost():
+@pytest.mark.parametrize("corpus", ["lm1b", "openwebtext"])
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_published_block_diffusion_is_mdlm_that_turns_to_blocks(corpus, size):
+    mdlm, block = recipe(f"{corpus}-mdlm"), recipe(f"{corpus}-block{size}")
+    network = block.network
+    assert network.variant(attention="full", block_size=0) == mdlm.network
+    assert (network.block_size, network.shifted, network.time_conditioned) == (size, False, False)
+    masking = block.objective.corruption
+    assert masking.progressive
+    assert masking.sizes.count(0) / len(masking.sizes) == 0.85
+    assert set(masking.sizes) == {0, size}
+    assert recipe(f"{corpus}-adlm-block{size}").network.variant(attention="full", block_size=0) == (
+        recipe(f"{corpus}-adlm").network
+    )
+
+
+def test_two_towers_are_a_causal_stage_over_finished_blocks_and_a_block_denoiser():
+    for name in ("demo-towers", "text8-towers", "lm1b-towers"):
+        network = recipe(name).network
+        assert [stack.attention for stack in network.stacks] == ["causal", "block"]
+        assert network.blind_anchor
+
+
+def test_a_small_left_to_right_model_can_start_its_block_model():
+    for corpus in ("text8", "demo"):
+        ar, block = recipe(f"{corpus}-ar").network, recipe(f"{corpus}-block").network
+        assert ar == replace(block, stack=replace(block.stack, attention="causal"), block_size=0, shift=False)
+
+
+def test_the_demo_has_models_of_one_size_and_cost():
     ar, mdlm, adlm = (recipe(f"demo-{kind}") for kind in ("ar", "mdlm", "adlm"))
     assert isinstance(ar.network, OneStageConfig)
     assert isinstance(adlm.network, TwoStageConfig)

@@ -22,6 +22,7 @@ from adlm.samplers.canvas import Canvas
 from adlm.samplers.left_to_right import LeftToRight
 from adlm.samplers.named import named_samplers
 from adlm.samplers.network import NetworkWrapper
+from adlm.samplers.recording import RecordingNetwork
 from adlm.text_model import TextModel
 from tests.errors import raises
 
@@ -165,3 +166,15 @@ def test_holes_need_a_model_that_has_read_whole_rows():
     with raises(ConfigError, subject="suffix"):
         text_model().generate("the", suffix=" sat")
     assert text_model().score("the cat sat").nats.mean > 0
+
+
+def test_predictions_at_all_blanks_of_a_block_are_recorded():
+    model, start = built(NETWORKS["anchored"]), canvas([[1, 2]], 8)
+    seen = []
+    network = RecordingNetwork(model, start, seen.append)
+    sampler = Blocks(inner=Ancestral(steps=4), size=4)
+    recorded = sampler.sample(network, start, noise=Noise(0)).tokens
+    assert torch.equal(recorded, sampler.sample(model, start, noise=Noise(0)).tokens)
+    assert seen[0].positions == [2, 3]
+    assert seen[-1].positions[-1] >= 4
+    assert all(each.anchor is not None and len(each.anchor) == len(each.positions) for each in seen)

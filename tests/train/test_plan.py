@@ -14,9 +14,11 @@ from adlm.data.prompts import Prompts
 from adlm.data.stories import Stories
 from adlm.data.synthetic import Synthetic
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe, train_words
+from adlm.diffusion.blocks import BlockMasking
+from adlm.diffusion.corruption import UniformMasking
 from adlm.errors import ConfigError
 from adlm.models.costs import activation_bytes, forward_work, training_work
-from adlm.models.hand_over import Continued, Logits
+from adlm.models.hand_over import Continued, Hidden, Logits
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
@@ -30,6 +32,7 @@ from adlm.train.plan import (
     KNOWN,
     VOCABULARIES,
     Known,
+    block_sizes,
     fractions,
     known_vocabulary,
     matmul_speed,
@@ -85,6 +88,11 @@ SHAPES = {
     "causal": OneStageConfig(replace(STACK, attention="causal")),
     "two stages": TWO,
     "two stages, continued": TwoStageConfig(STACK, 2, Continued()),
+    "blocks": OneStageConfig(replace(STACK, attention="block"), block_size=8),
+    "shifted blocks": OneStageConfig(
+        replace(STACK, attention="block", convolution=5, query_key_norm=True), tied=True, block_size=16, shift=True
+    ),
+    "anchored blocks": TwoStageConfig(replace(STACK, attention="block"), 1, Hidden(), block_size=16),
 }
 
 
@@ -98,11 +106,13 @@ def test_activations_are_what_autograd_keeps(shape, rows, length, layers, bf16):
     else:
         network = replace(network, anchor=replace(network.anchor, layers=layers))
     causal, two = shape == "causal", isinstance(network, TwoStageConfig)
-    objective = CrossEntropy() if causal else Anelbo(rule=EveryToken()) if two else Nelbo()
+    masking = BlockMasking((network.block_size,)) if network.block_size else UniformMasking()
+    objective = CrossEntropy() if causal else Anelbo(masking, rule=EveryToken()) if two else Nelbo(masking)
     model = network.build(Vocabulary(64, 63)).train()
     kept = kept_bytes(model, objective, batch_of(rows, length), bf16)
     fractions = {"scored": 1.0 if causal else 0.5, "anchors": float(two)}
-    estimate = activation_bytes(network, short=2 if bf16 else 4, **fractions, cpu_length=length) * rows * length
+    options = {"length": length, "cpu": True, "short": 2 if bf16 else 4, **fractions}
+    estimate = activation_bytes(network, **options) * rows * length
     assert estimate == pytest.approx(kept, rel=0.25)
 
 
@@ -195,6 +205,24 @@ def test_the_anchor_loss_is_taken_where_the_objective_says(objective, anchors):
         objective,
     )
     assert fractions(run) == (1, 1 if causal else 0.5, pytest.approx(anchors))
+
+
+def test_blocks_are_scored_and_computed_as_their_sizes_say():
+    network = TwoStageConfig(replace(STACK, attention="block"), 1, Hidden(), block_size=4)
+    run = replace(RUN, network=network, objective=Nelbo(BlockMasking((4,))))
+    assert fractions(run) == (1, 5 / 8, 0)
+    anchored = replace(run, objective=Anelbo(BlockMasking((4,)), EveryToken(), masked_only=True))
+    assert fractions(anchored) == (1, 5 / 8, 5 / 8)
+    assert block_sizes(run) == (4,)
+    assert block_sizes(RUN) == ()
+    drawn = replace(run, objective=Nelbo(BlockMasking((16, 0, 2))))
+    assert block_sizes(drawn) == (2,)
+    turning = replace(run, objective=Nelbo(BlockMasking((0, 4), progressive=True)))
+    assert block_sizes(turning) == (0, 4)
+    assert fractions(turning).scored == (1 / 2 + 5 / 8) / 2
+    whole = replace(run, objective=Nelbo(BlockMasking((0,))))
+    assert summary(whole).work < summary(turning).work < summary(run).work
+    assert memory(run, WORDS, rows=4, bf16=False).activations > memory(RUN, WORDS, rows=4, bf16=False).activations
 
 
 def test_padding_is_left_out_of_the_work_except_by_timed_networks():

@@ -44,6 +44,9 @@ class BoundOptions:
     estimator: str | None = None
     """Of the bound: counts, times, importance, published, score-entropy or d3pm; all shows how the first three agree.
     By default that of the training objective, in its form of least variance."""
+    block_size: int | None = None
+    """Read the model in blocks of so many tokens: 1 is left to right, which is exact, 0 whole rows; by default its own.
+    For models that read blocks."""
     batch: int = 32
     """Rows that a process scores at a time."""
 
@@ -108,6 +111,8 @@ def likelihood_lines(result: Result) -> list[str]:
     about = result.protocol
     draws = about["estimator"]["draws"]
     how = f"≤ marks a bound, from {draws} stratified draws per row" if draws else "exact likelihood"
+    if (size := result.model.get("block_size")) is not None:
+        how += f"; read in blocks of {size}" if size else "; whole rows read at once"
     lines = [
         f"{about['items']}: {_plain(about['rows'])}" + (f", the first {about['limit']:,}" if about["limit"] else ""),
         f"{how}; ± one standard error over {about['items']}; {about['counting']}",
@@ -156,6 +161,11 @@ def _plain(value: Any) -> str:
         return str(value)
     inner = ", ".join(f"{name} {_plain(part)}" for name, part in value.items() if name != "kind")
     return f"{value['kind']}({inner})" if "kind" in value else inner
+
+
+def blocks_part(block_size: int | None) -> list[str]:
+    """The part of a result's name that tells the size of blocks."""
+    return [] if block_size is None else [f"blocks-{block_size}"]
 
 
 def names(text: str | None) -> Sequence[str]:

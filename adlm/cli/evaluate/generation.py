@@ -8,7 +8,7 @@ import tyro
 from rich.table import Table
 
 from adlm import evaluate
-from adlm.cli.evaluate.common import REFERENCES, RUN, References, Run, bars, closing, say, text_lines
+from adlm.cli.evaluate.common import REFERENCES, RUN, References, Run, bars, blocks_part, closing, say, text_lines
 from adlm.cli.progress import console
 from adlm.cli.sample import options_of
 from adlm.distributed import joined
@@ -23,6 +23,7 @@ def command(
     training: str | None = None,
     sampler: str | None = None,
     steps: int | None = None,
+    block_size: int | None = None,
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     measured: References = REFERENCES,
     run: Run = RUN,
@@ -38,10 +39,12 @@ def command(
             texts share with it.
         sampler: by name, as in `adlm sample`; by default the plain one of the model's kind.
         steps: of the sampler.
+        block_size: write from left to right in blocks of this many tokens, as in `adlm sample`.
         set: any option of the sampler, as in --set eta=0.02.
     """
-    options = options_of(set, {"steps": steps})
-    given = run.given("generation", model or str(texts), *filter(None, (sampler, str(steps or ""))))
+    options = options_of(set, {"steps": steps, "block_size": block_size})
+    parts = [*filter(None, (sampler, str(steps or ""))), *blocks_part(block_size)]
+    given = run.given("generation", model or str(texts), *parts)
     source: dict[str, Any] = {"texts": texts, "training": training, "sampler": sampler}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.generation(model, **source, **asdict(measured), **given, progress=progress, **options)

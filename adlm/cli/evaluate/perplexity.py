@@ -8,7 +8,7 @@ import tyro
 from rich.table import Table
 
 from adlm import evaluate
-from adlm.cli.evaluate.common import BOUND, RUN, Bound, Run, bars, closing, likelihood_lines, say
+from adlm.cli.evaluate.common import BOUND, RUN, Bound, Run, bars, blocks_part, closing, likelihood_lines, say
 from adlm.cli.progress import console
 from adlm.distributed import joined
 from adlm.evaluate import Result
@@ -46,7 +46,8 @@ def command(
         documents: score each document on rows of its own, longer ones in windows.
         stride: with --documents: tokens from one window to the next; what they share is context and scored once.
     """
-    given = run.given("perplexity", model, data, *([split] if split else []), *(["documents"] if documents else []))
+    parts = [*([split] if split else []), *(["documents"] if documents else []), *blocks_part(bound.block_size)]
+    given = run.given("perplexity", model, data, *parts)
     text: dict[str, Any] = {
         "split": split,
         "protocol": protocol,

@@ -6,7 +6,7 @@ import tyro
 from rich.table import Table
 
 from adlm import evaluate
-from adlm.cli.evaluate.common import RUN, Run, bars, closing, say
+from adlm.cli.evaluate.common import RUN, Run, bars, blocks_part, closing, say
 from adlm.cli.progress import console
 from adlm.cli.sample import options_of
 from adlm.distributed import joined
@@ -22,6 +22,7 @@ def command(
     draws: int = 8,
     sampler: str | None = None,
     steps: int | None = None,
+    block_size: int | None = None,
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     batch: int = 64,
     run: Run = RUN,
@@ -35,10 +36,12 @@ def command(
         draws: noise levels per story, for bounds.
         sampler: by name, as in `adlm sample`.
         steps: of the sampler.
+        block_size: write, and score if the model reads blocks, in blocks of this many tokens.
         set: any option of the sampler, as in --set temperature=0.8.
         batch: stories that a process scores at a time.
     """
-    options, given = options_of(set, {"steps": steps}), run.given("stories", model)
+    options = options_of(set, {"steps": steps, "block_size": block_size})
+    given = run.given("stories", model, *blocks_part(block_size))
     counts: dict[str, Any] = {"count": stories, "samples": samples, "draws": draws, "batch": batch}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.stories(model, sampler=sampler, **counts, **given, progress=progress, **options)

@@ -8,7 +8,7 @@ import tyro
 from rich.table import Table
 
 from adlm import evaluate
-from adlm.cli.evaluate.common import BOUND, RUN, Bound, Run, bars, closing, likelihood_lines, names, say
+from adlm.cli.evaluate.common import BOUND, RUN, Bound, Run, bars, blocks_part, closing, likelihood_lines, names, say
 from adlm.cli.progress import console
 from adlm.distributed import joined
 from adlm.evaluate import Result
@@ -38,7 +38,7 @@ def command(
         published: show published figures too. They are of models with GPT-2's tokens, rows of 1,024 and OpenWebText,
             and comparable with no others.
     """
-    given = run.given("zero-shot", model)
+    given = run.given("zero-shot", model, *blocks_part(bound.block_size))
     which: dict[str, Any] = {"sets": names(sets), "data_dir": data_dir, "split": split, "skip_missing": skip_missing}
     with joined(run.device) as context, bars() as progress:
         result = evaluate.zero_shot(model, **which, **asdict(bound), **given, progress=progress)
