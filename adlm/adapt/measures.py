@@ -54,6 +54,8 @@ def ways_to_decode(sizes: Sequence[int]) -> dict[str, dict[str, Any]]:
         for count in (1, 2):
             options = {"sampler": "confidence", "block_size": size, "tokens_per_step": count}
             found[f"{read}, {count} per pass"] = options
+    if (largest := max(sizes)) > 1 and 1 in sizes:
+        found[f"draft and verify {largest}"] = {"sampler": "draft-and-verify", "block_size": largest}
     return found
 
 

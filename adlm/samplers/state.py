@@ -53,6 +53,7 @@ class StepEvent(NamedTuple):
     steps: how many there are in all, if that is known.
     tokens: [B, L]; it keeps changing, so copy what you keep.
     fresh, remasked: [B, L] bool, what this step revealed and masked again.
+    passes: of each row in which something was revealed, through the network.
     """
 
     step: int
@@ -60,6 +61,7 @@ class StepEvent(NamedTuple):
     tokens: Tensor
     fresh: Tensor
     remasked: Tensor
+    passes: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,11 +222,11 @@ class SamplerState:
         """Make `where` blank again."""
         self.tokens[where], self.confidence[where] = self.network.vocabulary.mask_id, torch.inf
 
-    def show(self, fresh: Tensor, remasked: Tensor | None = None, *, steps: int | None = None) -> None:
-        """Call the step callback: a step is done, of so many in all."""
+    def show(self, fresh: Tensor, remasked: Tensor | None = None, *, steps: int | None = None, passes: int = 1) -> None:
+        """Call the step callback: a step is done, of so many in all, in so many passes of each of its rows."""
         if self.on_step is not None:
             nothing = torch.zeros_like(fresh) if remasked is None else remasked
-            self.on_step(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, nothing))
+            self.on_step(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, nothing, passes))
         self.shown += 1
 
     def sample(self) -> Sample:
