@@ -1,8 +1,9 @@
 """An official checkpoint of ADLM, MDLM, BD3-LM, AR or SEDD into a model of this package.
 
 ADLM and MDLM weights are taken over as they are, and so are BD3-LM's, whose network is MDLM's with other attention.
-The official AR network reads x_0 ... x_{L-2} and predicts x_1 ... x_{L-1}, where x_0 is always the begin token; a causal model here puts a mask token before its row and predicts
-all of it. The two agree exactly once the mask's embedding is the begin token's and rows are without the begin token:
+The official AR network reads x_0 ... x_{L-2} and predicts x_1 ... x_{L-1}, where x_0 is always the begin token; a
+causal model here puts a mask token before its row and predicts all of it. The two agree exactly once the mask's
+embedding is the begin token's and rows are without the begin token:
 
     official in   BOS  x_1  x_2 ...      here in   mask  x_1  x_2 ...
     predicts      x_1  x_2  x_3 ...      predicts  x_1   x_2  x_3 ...
