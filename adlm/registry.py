@@ -69,6 +69,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.data.prompts", "Prompts"),
         **_in("adlm.data.synthetic", "Synthetic"),
         **_in("adlm.data.anchored_process", "AnchoredProcess"),
+        **_in("adlm.data.together", "Together"),
     },
     "dataset": {},  # those of `adlm.data.catalog`, see `_CATALOG`
     "document_rule": _in("adlm.data.documents", "Whole", "Lines", "Paragraphs", "Separator", "WikiTextArticles"),

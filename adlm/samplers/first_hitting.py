@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from adlm.diffusion.schedule import LogLinear, Schedule
@@ -20,15 +21,17 @@ class FirstHitting(Unmasking):
     schedule: Schedule = field(default_factory=LogLinear)
 
     def fill(self, state: SamplerState) -> None:
-        blank = state.blank
-        u = state.uniform("hit").masked_fill(~blank, -1)
-        order = u.argsort(-1, descending=True)
-        masked_at_first = 1 - self.schedule.alpha(torch.ones((), dtype=u.dtype))
-        times = self.schedule.inverse(1 - masked_at_first * u.clamp_min(0))
-        counts = blank.sum(-1)
+        blank = state.blank.cpu().numpy()
+        u = np.where(blank, state.row_noise.uniform("hit"), 0.0)
+        order = (-u).argsort(-1)
+        masked_at_first = 1 - self.schedule.alpha(torch.ones((), dtype=torch.float64))
+        times = self.schedule.inverse(1 - masked_at_first * torch.from_numpy(u)).numpy()
+        rows, counts = np.arange(len(blank)), blank.sum(-1)
         steps = int(counts.max())
         for step in range(steps):
-            position = order[:, step : step + 1]
-            fresh = torch.zeros_like(blank).scatter_(-1, position, (counts > step)[:, None])
-            state.reveal(fresh, times.gather(-1, position)[:, 0], step)
-            state.show(fresh, steps=steps)
+            position = order[:, step]
+            fresh = np.zeros_like(blank)
+            fresh[rows, position] = counts > step
+            where = state.to_device(fresh)
+            state.reveal(where, state.to_device(times[rows, position]), step)
+            state.show(where, steps=steps)

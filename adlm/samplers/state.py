@@ -6,22 +6,24 @@ belongs to its row, position and step alone.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.errors import ConfigError
 from adlm.models.hand_over import AnchorState
-from adlm.randomness import Noise, bits_at, uniform_at
+from adlm.randomness import Noise
 from adlm.samplers.block_reader import BlockReader
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import bound_sites, hold
 from adlm.samplers.draw import draw_measured
 from adlm.samplers.filters import Filter, Sites, check_drawable, check_finite
 from adlm.samplers.network import Network, anchor_predictions
+from adlm.samplers.row_noise import Name, RowNoise
 
 SLICE = 1 << 22  # logits at a time: what bounds the memory of a sampler, whatever L and V are
 
@@ -60,7 +62,8 @@ class StepEvent(NamedTuple):
     remasked: Tensor
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Prediction:
     """Logits [n, V] of the network and after the filters, and the tokens [n] drawn from the latter.
 
     confidence: [n], the probability with which each was drawn.
@@ -76,7 +79,7 @@ class Prediction(NamedTuple):
         """The network's own probabilities, before the filters, [n, V]."""
         return self.raw.softmax(-1)
 
-    @property
+    @cached_property
     def own_confidence(self) -> Tensor:
         """The probability that the network itself gave the drawn tokens, [n]."""
         if self.logits is self.raw:
@@ -87,8 +90,6 @@ class Prediction(NamedTuple):
 StepCallback = Callable[[StepEvent], None]
 DrawCallback = Callable[[Sites, Prediction], None]  # where tokens were drawn, and from what; not all are written
 Measure = Callable[[Prediction], Tensor]  # a number per prediction [n], or several [n, ...]
-# Random numbers are named; an array [B] in a name has the part of each row.
-Name: TypeAlias = str | int | NDArray[np.int64]
 
 
 def confidence(prediction: Prediction) -> Tensor:
@@ -133,9 +134,7 @@ class SamplerState:
         self.reader: BlockReader | None = None
         self._stage: AnchorState | None = None
         self._age = torch.zeros_like(canvas.sample_ids)
-        # Noise is made on the host, where choosing positions costs a fraction of what a kernel does.
-        self._ids = canvas.sample_ids.cpu().numpy().astype(np.int64).view(np.uint64)
-        self._positions = np.arange(self.tokens.shape[1], dtype=np.uint64)
+        self.row_noise = RowNoise(noise, canvas.sample_ids, self.tokens.shape[1])
 
     @property
     def blank(self) -> Tensor:
@@ -149,12 +148,7 @@ class SamplerState:
 
     def uniform(self, *name: Name) -> Tensor:
         """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the position."""
-        return self.to_device(uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions))
-
-    def uniforms(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
-        """[steps, B, L] on the host: `uniform(name, step)` of each."""
-        seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
-        return uniform_at(seeds[:, None, None], self._ids[:, None], self._positions)
+        return self.to_device(self.row_noise.uniform(*name))
 
     def to_device(self, values: NDArray[Any]) -> Tensor:
         """What was found on the host, beside the tokens."""
@@ -173,13 +167,18 @@ class SamplerState:
             name: of the random numbers.
             measure: what else to take from each distribution; by default the probability of the drawn token.
         """
-        return self.draw(self._features(where, t), where, *name, measure=measure)
+        return self._draw(self._features(where, t), where.nonzero(as_tuple=True), name, measure)
 
     def draw(self, final: Tensor, where: Tensor, *name: Name, measure: Measure = confidence) -> tuple[Tensor, Tensor]:
         """As `predict`, from features [N, D]."""
-        row, position = where.nonzero(as_tuple=True)
-        bits = self._bits(row, position, name)
-        if not self.canvas.constraints and len(row) <= self._slice:
+        return self._draw(final, where.nonzero(as_tuple=True), name, measure)
+
+    def _draw(
+        self, final: Tensor, at: tuple[Tensor, ...], name: Sequence[Name], measure: Measure = confidence
+    ) -> tuple[Tensor, Tensor]:
+        row, position = at
+        bits = self.to_device(self.row_noise.bits(("token", *name), row, position))
+        if not self.canvas.constraints and row.shape[0] <= self._slice:
             # The features themselves: a network may have their logits already.
             prediction = self._predicted(final, Sites(self.tokens, row, position), bits)
             return prediction.drawn, measure(prediction)
@@ -206,12 +205,15 @@ class SamplerState:
 
     def reveal(self, where: Tensor, t: float | Tensor, *name: Name) -> None:
         """Draw and write at `where`."""
-        if bool(where.any()):
-            self.write(where, *self.predict(where, t, *name))
+        at = where.nonzero(as_tuple=True)
+        if at[0].shape[0]:
+            self._write(at, *self._draw(self._features(where, t), at, name))
 
     def write(self, where: Tensor, tokens: Tensor, confidence: Tensor) -> None:
         """Write tokens [N] at `where`, drawn with these probabilities [N]."""
-        at = where.nonzero(as_tuple=True)
+        self._write(where.nonzero(as_tuple=True), tokens, confidence)
+
+    def _write(self, at: tuple[Tensor, ...], tokens: Tensor, confidence: Tensor) -> None:
         self.tokens[at], self.confidence[at] = tokens, confidence.to(self.confidence.dtype)
 
     def remask(self, where: Tensor) -> None:
@@ -246,18 +248,6 @@ class SamplerState:
         if self.network.stages < 2:
             raise ConfigError(f"{purpose} needs a model with an anchor stage", subject=purpose)
 
-    def _seeds(self, name: Sequence[Name]) -> NDArray[np.uint64]:
-        """[B], or [1] if it is the same for all rows."""
-        size = max((len(part) for part in name if isinstance(part, np.ndarray)), default=1)
-        each = [part.tolist() if isinstance(part, np.ndarray) else [part] * size for part in name]
-        return np.array([self.noise.fork(*own).seed for own in zip(*each, strict=True)], dtype=np.uint64)
-
-    def _bits(self, row: Tensor, position: Tensor, name: Sequence[Name]) -> Tensor:
-        """[N]: the random bits of one token each."""
-        rows, seeds = row.cpu().numpy(), self._seeds(("token", *name))
-        at = bits_at(seeds if len(seeds) == 1 else seeds[rows], self._ids[rows], position.cpu().numpy().view(np.uint64))
-        return self.to_device(at.view(np.int64))
-
     def _predicted(self, final: Tensor, sites: Sites, bits: Tensor) -> Prediction:
         raw = logits = self.network.logits(final)
         top = raw.amax(-1, keepdim=True)
@@ -269,7 +259,7 @@ class SamplerState:
         if logits is not raw:
             top = logits.amax(-1, keepdim=True)
         check_drawable(logits, top, sites, self.filters, self.network.vocabulary.mask_id)
-        prediction = Prediction(raw, logits, *draw_measured(logits, bits, top))
+        prediction = Prediction(raw, logits, *draw_measured(logits, bits))
         if self.on_draw is not None:
             self.on_draw(sites, prediction)
         return prediction
@@ -280,14 +270,15 @@ class SamplerState:
             return self.reader.features(where)
         rows = where.any(-1)
         tokens, output_mask = self.tokens[:, self.window], where[:, self.window]
-        if not bool(rows.all()):
+        if tokens.shape[0] > 1 and not bool(rows.all()):
             tokens, output_mask = tokens[rows], output_mask[rows]
-        self.network_calls += len(tokens)
+        count = tokens.shape[0]
+        self.network_calls += count
         if self.network.stages > 1 and (self.stale_anchors > 1 or self._stage is not None):
             stage = self._stages(rows, t)
             self._age[rows] += 1
             return self.network.denoise(stage, tokens, self._times(rows, t), output_mask=output_mask)
-        self.anchor_calls += len(tokens) if self.network.stages > 1 else 0
+        self.anchor_calls += count if self.network.stages > 1 else 0
         return self.network.features(tokens, self._times(rows, t), output_mask=output_mask).final
 
     def _stages(self, rows: Tensor, t: float | Tensor) -> AnchorState:
