@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
@@ -164,7 +165,11 @@ def check_finite(top: Tensor, sites: Sites) -> None:
 
 
 def check_drawable(logits: Tensor, top: Tensor, sites: Sites, filters: Sequence[Filter], mask_id: int) -> None:
-    """Refuse to draw from logits [N, V], the largest `top` [N, 1], where filters or constraints left nothing."""
+    """Refuse to draw from logits [N, V] where filters or constraints leave nothing, or the mask.
+
+    Args:
+        top: the largest logit of each row [N, 1].
+    """
     if (wrong := _not_finite(top)) is not None:
         names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
         raise ConfigError(_asked(wrong, sites), f"no token is left by {names}", "allow more", subject=names)
@@ -213,7 +218,7 @@ def _likeliest(logits: Tensor, ranked: Tensor, count: Tensor) -> Tensor:
 def _at_least(logits: Tensor, least: Tensor) -> Tensor:
     """-inf below `least` [N, 1]. Sums of zeros and infinities, since choosing by a mask is slow on a CPU."""
     above = logits - least.clamp_min(torch.finfo(logits.dtype).min)
-    return torch.threshold_(above, -torch.finfo(logits.dtype).tiny, -math.inf).clamp_max_(0).add_(logits)
+    return F.threshold(above, -torch.finfo(logits.dtype).tiny, -math.inf, inplace=True).clamp_max_(0).add_(logits)
 
 
 def _kept(logits: Tensor, indices: Tensor) -> Tensor:

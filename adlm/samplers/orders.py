@@ -15,7 +15,7 @@ from adlm.samplers.state import Prediction, SamplerState
 
 
 class Offer(NamedTuple):
-    """Of each of N blanks: score, entropy if asked for, and the token and its probability where one was drawn."""
+    """For each of N blanks [N]: its score, its entropy if asked for, and the drawn token and its probability if any."""
 
     score: Tensor
     entropy: Tensor | None = None

@@ -86,7 +86,7 @@ class RecordingNetwork(NetworkWrapper):
         stage: AnchorState | None = None,
         left_to_right: bool = False,
     ) -> BlockFeatures:
-        if output_mask is None or tokens.shape != self.open.shape or left_to_right:
+        if output_mask is None or left_to_right or tokens.shape != self.open.shape:
             return self.network.read_block(
                 tokens, start, cache, rows=rows, output_mask=output_mask, stage=stage, left_to_right=left_to_right
             )

@@ -103,7 +103,7 @@ def chosen_heads(model: TwoStage) -> Loss:
 class _Fixed(UniformMasking):
     """The corruption that the others were given."""
 
-    def __call__(self, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+    def __call__(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
         return CORRUPTED[len(batch.tokens)]
 
 

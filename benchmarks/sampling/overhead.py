@@ -132,8 +132,9 @@ def main() -> None:
     conclusion: dict[str, Any] = {"most": f"{max(row['ms'] for row in table):.2f} ms per row and pass"}
     if "ms before" in sides:
         ratios = sorted(row["ms before"] / row["ms"] for row in table)
-        middle = ratios[len(ratios) // 2]
-        conclusion["times less than before"] = f"{ratios[0]:.1f} to {ratios[-1]:.1f}, median {middle:.1f}"
+        conclusion["times less than before"] = (
+            f"{ratios[0]:.1f} to {ratios[-1]:.1f}, median {ratios[len(ratios) // 2]:.1f}"
+        )
     record(
         "sampling_overhead",
         table,

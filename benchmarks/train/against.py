@@ -1,11 +1,13 @@
 """Training steps of this checkout and of another one, in turn: how many times faster this one is.
 
-    python -m benchmarks.train.against PATH [--sizes demo-mdlm demo-adlm box-adlm wide-adamw] [--rounds 9]
+    python -m benchmarks.train.against PATH [--sizes demo-mdlm box-adlm wide-adamw] [--rounds 9] [--side-by-side]
 
 Both keep a process each that takes some steps when told to, one after the other, so that what else the machine is doing
-disturbs both alike; a figure is the median over rounds of the ratio within a round. One thread each, float32. For the
-demo's models there is a second figure: two processes of this checkout side by side, one thread each, against one
-process of the other one as it is started without options, with all threads and the precision that it chooses.
+disturbs both alike; a figure is the median over rounds of the ratio within a round. One thread each, float32, by the
+time of the processor. With --side-by-side, the demo's models have a second figure, by the clock: two processes of this
+checkout at the same time, one thread each, against one of the other as it is started without options, with all threads
+and the precision that it chooses. That needs a machine that does nothing else: threads that wait for each other beside
+busy neighbours take many times as long.
 """
 
 import argparse
@@ -43,9 +45,9 @@ class Worker:
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
 
-    def seconds(self) -> float:
-        """What the steps took, when they are done."""
-        return float(self._line()[0])
+    def seconds(self, *, cpu: bool) -> float:
+        """What the steps took, when they are done: by the clock, or of the processor."""
+        return float(self._line()[cpu])
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -60,16 +62,19 @@ class Worker:
         return line.split()
 
 
-def tokens_per_second(workers: list[Worker], steps: int) -> float:
+def tokens_per_second(workers: list[Worker], steps: int, *, cpu: bool) -> float:
     """Of all workers at the same time."""
     for worker in workers:
         worker.begin(steps)
-    return sum(worker.tokens * steps / worker.seconds() for worker in workers)
+    return sum(worker.tokens * steps / worker.seconds(cpu=cpu) for worker in workers)
 
 
-def compared(name: str, before: list[Worker], after: list[Worker], steps: int, rounds: int) -> dict[str, Any]:
+def compared(
+    name: str, before: list[Worker], after: list[Worker], steps: int, rounds: int, *, cpu: bool
+) -> dict[str, Any]:
+    """Both in turn, so many rounds; the workers end with it."""
     try:
-        found = [(tokens_per_second(before, steps), tokens_per_second(after, steps)) for _ in range(rounds)]
+        found = [[tokens_per_second(side, steps, cpu=cpu) for side in (before, after)] for _ in range(rounds)]
     finally:
         for worker in (*before, *after):
             worker.close()
@@ -91,16 +96,21 @@ def main() -> None:
         "--sizes", nargs="+", choices=SIZES, default=["demo-mdlm", "demo-adlm", "box-adlm", "wide-adamw"]
     )
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--side-by-side", action="store_true", help="also two of ours against one of theirs")
     options = parser.parse_args()
     other, rounds = options.against.resolve(), options.rounds
     rows = []
     for size in options.sizes:
         steps = STEPS[size.split("-")[0]]
-        rows.append(compared(f"{size}, one thread", [Worker(other, size)], [Worker(HERE, size)], steps, rounds))
-        if size.startswith("demo"):
+        rows.append(
+            compared(f"{size}, one thread", [Worker(other, size)], [Worker(HERE, size)], steps, rounds, cpu=True)
+        )
+        if options.side_by_side and size.startswith("demo"):
             one = [Worker(other, size, precision="default", threads=None)]
             two = [Worker(HERE, size, precision="default") for _ in range(2)]
-            rows.append(compared(f"two {size} side by side, against one as it was run", one, two, steps, rounds))
+            rows.append(
+                compared(f"two {size} side by side, against one as it was run", one, two, steps, rounds, cpu=False)
+            )
     method = (
         f"in turn, {rounds} rounds, median and quartiles of the ratio; 16 rows of 64, width 96 (demo); 64 rows of 64, "
         "width 160 (box); 8 rows of 256, width 512, 8 + 4 layers, V = 50,258 (wide)"
