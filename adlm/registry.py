@@ -69,6 +69,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.data.prompts", "Prompts"),
         **_in("adlm.data.synthetic", "Synthetic"),
         **_in("adlm.data.anchored_process", "AnchoredProcess"),
+        **_in("adlm.data.together", "Together"),
     },
     "dataset": {},  # those of `adlm.data.catalog`, see `_CATALOG`
     "document_rule": _in("adlm.data.documents", "Whole", "Lines", "Paragraphs", "Separator", "WikiTextArticles"),
@@ -124,6 +125,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         "anchor-first": "adlm.samplers.presets:anchor_first",
         "agreeing": "adlm.samplers.presets:agreeing",
         "left-to-right": "adlm.samplers.left_to_right:LeftToRight",
+        "draft-and-verify": "adlm.samplers.draft_and_verify:DraftAndVerify",
         **_in("adlm.samplers.ancestral", "Remasking"),
         **_in("adlm.samplers.ordered", "Ordered"),
         **_in("adlm.samplers.blocks", "Blocks"),

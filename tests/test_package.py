@@ -18,7 +18,7 @@ PACKAGE, STUDIES = ROOT / "adlm", ROOT / "adlm_studies"
 LAYERS = [
     ["cli", "__main__", "__init__"],
     ["serve", "hf"],
-    ["recipes"],
+    ["recipes", "adapt"],
     ["convert", "evaluate"],
     ["pieces", "text_model", "text_rows", "scoring"],
     ["train"],

@@ -16,6 +16,7 @@ from adlm.errors import AdlmError, ConfigError, Interrupted, UnknownName
 from adlm.memory import keep_freed_memory
 
 COMMANDS = {
+    "adapt": "turn a left-to-right model into a diffusion model, measured before and after",
     "completion": "a script for bash, zsh or tcsh that completes commands and options",
     "convert": "official ADLM, MDLM and AR checkpoints into model folders, and back; nothing in them is run",
     "doctor": "versions, devices, number formats, extras, and what would fail",

@@ -148,7 +148,7 @@ def opened(
 class Meter:
     """A step callback that counts what samplers write, and calls another.
 
-    passes: through the network, counted per row: a row takes one in each step that writes in it.
+    passes: through the network, counted per row: a row takes those of each step that writes in it.
     """
 
     def __init__(self, causal: bool, then: Callable[[StepEvent], None] | None = None) -> None:
@@ -156,7 +156,7 @@ class Meter:
 
     def __call__(self, event: StepEvent) -> None:
         self.tokens += count_written(event, self.causal)
-        self.passes += int(event.fresh.any(-1).sum())
+        self.passes += event.passes * int(event.fresh.any(-1).sum())
         if self.then is not None:
             self.then(event)
 

@@ -15,6 +15,7 @@ from adlm.cli.recipes import plan_rows
 from adlm.config import to_json, with_changes
 from adlm.distributed import device_for
 from adlm.errors import OutOfRange
+from adlm.models.network import Vocabulary
 from adlm.recipes.named import find_run
 from adlm.text_model import TextModel
 from adlm.train.callbacks import Callback
@@ -67,7 +68,7 @@ def command(
     callbacks = [*(tracker(name) for name in track), SampleTexts(samples), DrawCurves()]
     chosen = with_changes(find_run(run), set)
     if dry_run:
-        _show(chosen, device=device, shard=shard)
+        show_run(chosen, device=device, shard=shard)
         return
     # The folder of a run is where it is resumed.
     folder = out or (Path(run) if Path(run).is_dir() else Path("runs") / chosen.name)
@@ -108,11 +109,16 @@ def _note(view: Bar, result: TrainResult) -> None:
     view.note = f"{result.steps:,} steps{bound}"
 
 
-def _show(run: Run, *, device: str, shard: bool) -> None:
-    """Print a run, its cost and the time it may take."""
+def show_run(run: Run, *, device: str, shard: bool, vocabulary: Vocabulary | None = None) -> None:
+    """Print a run, its cost and the time it may take.
+
+    Args:
+        vocabulary: if the data does not tell it before it is read.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     table = Table("", "", title=run.name, show_header=False)
-    for row in plan_rows(run, plan(run, world_size=world_size, device=device_for(device), shard=shard)):
+    expected = plan(run, world_size=world_size, device=device_for(device), vocabulary=vocabulary, shard=shard)
+    for row in plan_rows(run, expected):
         table.add_row(*row)
     if os.environ.get("RANK", "0") == "0":
         console().print_json(json.dumps(to_json(run)))

@@ -1,8 +1,8 @@
 """What is known of a foreign model beside its weights: what the user says (`Options`) and what its files say.
 
-A checkpoint of the official training holds its Hydra configuration. Published folders have a `config.json`: MDLM's is
-one of transformers, of model type mdlm; SEDD's is the configuration of its training, with sections `graph`, `noise` and
-`model`. All of it is read as data, and no code that comes with a folder is looked at.
+A checkpoint of the official training holds its Hydra configuration. Published folders have a `config.json`: MDLM's and
+BD3-LM's are of transformers, of model types mdlm and bd3lm; SEDD's is the configuration of its training, with sections
+`graph`, `noise` and `model`. All of it is read as data, and no code that comes with a folder is looked at.
 """
 
 import json
@@ -16,7 +16,7 @@ from adlm.errors import ModelError
 from adlm.models.io import CONFIG
 from adlm.models.transformers_causal import KINDS
 
-_FIX = f"name a folder of MDLM (model_type mdlm), SEDD, or of transformers' {', '.join(KINDS)}"
+_FIX = f"name a folder of MDLM or BD3-LM (model_type mdlm or bd3lm), SEDD, or of transformers' {', '.join(KINDS)}"
 _DEPTH = 8  # of containers in containers at one place; a file may nest them without end
 
 
@@ -100,6 +100,7 @@ class Description:
         wrapped: rows are packed.
         scores: logits are those of ratios, logit - log(V - 1) - log(e^sigma - 1), as `ScoreEntropy` reads them.
         framed: packed rows begin and end with a token of their own.
+        block_size: tokens per block, of block diffusion.
         size, width, condition, layers: what the shapes of weights tell too, and have to agree with.
     """
 
@@ -111,6 +112,7 @@ class Description:
     wrapped: bool | None = None
     scores: bool = False
     framed: bool = True
+    block_size: int | None = None
     size: int | None = None
     width: int | None = None
     condition: int | None = None
@@ -131,8 +133,11 @@ def described(config: Any, *, asked: str) -> Description:
         value = lookup(config, *path)
         return value if isinstance(value, bool) else None
 
-    kind, backbone = lookup(config, "parameterization"), lookup(config, "backbone")
-    timed = flag("time_conditioning")
+    # BD3-LM's code has a section for what others have at the top.
+    kind, backbone = (lookup(config, name) or lookup(config, "algo", name) for name in ("parameterization", "backbone"))
+    timed = flag("algo", "time_conditioning") if flag("time_conditioning") is None else flag("time_conditioning")
+    block_size = natural(config, "block_size") if lookup(config, "algo", "cross_attn") is True else None
+    _check_blocks(block_size, timed, asked)
     if kind not in (None, "subs", "ar", "sedd"):
         raise ModelError(
             asked,
@@ -164,7 +169,14 @@ def described(config: Any, *, asked: str) -> Description:
         timed=timed,
         wrapped=flag("data", "wrap"),
         scores=kind == "sedd",
+        block_size=block_size,
     )
+
+
+def _check_blocks(block_size: int | None, timed: object, asked: str) -> None:
+    if block_size is not None and timed:
+        found = "a network of block diffusion that is time-conditioned"
+        raise ModelError(asked, found, "there is no model for it here", subject="time_conditioning")
 
 
 def settings_of(folder: Path, asked: str) -> dict[str, Any]:
@@ -185,10 +197,12 @@ def settings_of(folder: Path, asked: str) -> dict[str, Any]:
 
 
 def description_of(settings: dict[str, Any], *, asked: str) -> Description:
-    """Of MDLM's or SEDD's settings; those of others are refused."""
+    """Of MDLM's, BD3-LM's or SEDD's settings; those of others are refused."""
     kind = settings.get("model_type")
     if kind == "mdlm":
         return _mdlm(settings)
+    if kind == "bd3lm":
+        return _bd3lm(settings, asked)
     if kind is None and isinstance(settings.get("graph"), dict) and isinstance(settings.get("model"), dict):
         return _sedd(settings, asked)
     if kind is None:
@@ -211,6 +225,21 @@ def _mdlm(settings: dict[str, Any]) -> Description:
         condition=natural(settings, "cond_dim"),
         layers=natural(settings, "n_blocks"),
     )
+
+
+def _bd3lm(settings: dict[str, Any], asked: str) -> Description:
+    """MDLM's settings and the size of blocks. Without `cross_attn` rows are read whole, which is MDLM itself."""
+    if settings.get("causal") or settings.get("adaln") is False:
+        found = "a left-to-right network, or one without adaptive norms, of model_type bd3lm"
+        raise ModelError(asked, found, "only its block diffusion has a counterpart here", subject="causal")
+    plain = _mdlm(settings)
+    if settings.get("cross_attn") is False:
+        return plain
+    block_size = natural(settings, "block_size")
+    if block_size is None:
+        raise ModelError(asked, "no block_size", "the file is damaged: get it again", subject="block_size")
+    _check_blocks(block_size, plain.timed, asked)
+    return replace(plain, block_size=block_size)
 
 
 def _sedd(settings: dict[str, Any], asked: str) -> Description:

@@ -1,8 +1,9 @@
-"""An official checkpoint of ADLM, MDLM, AR or SEDD into a model of this package.
+"""An official checkpoint of ADLM, MDLM, BD3-LM, AR or SEDD into a model of this package.
 
-ADLM and MDLM weights are taken over as they are. The official AR network reads x_0 ... x_{L-2} and predicts
-x_1 ... x_{L-1}, where x_0 is always the begin token; a causal model here puts a mask token before its row and predicts
-all of it. The two agree exactly once the mask's embedding is the begin token's and rows are without the begin token:
+ADLM and MDLM weights are taken over as they are, and so are BD3-LM's, whose network is MDLM's with other attention.
+The official AR network reads x_0 ... x_{L-2} and predicts x_1 ... x_{L-1}, where x_0 is always the begin token; a
+causal model here puts a mask token before its row and predicts all of it. The two agree exactly once the mask's
+embedding is the begin token's and rows are without the begin token:
 
     official in   BOS  x_1  x_2 ...      here in   mask  x_1  x_2 ...
     predicts      x_1  x_2  x_3 ...      predicts  x_1   x_2  x_3 ...
@@ -52,7 +53,7 @@ class Converted(NamedTuple):
 
 
 def from_official(path: Path, options: Options = Options()) -> Converted:  # noqa: B008
-    """Read a checkpoint of ADLM, MDLM, AR or SEDD: a file of their training, a state_dict, or a published folder."""
+    """Read a checkpoint of ADLM, MDLM, BD3-LM, AR or SEDD: a training file, a state_dict, or a published folder."""
     asked = f"asked to convert {path}"
     try:
         with read(path, asked) as contents:
@@ -104,7 +105,7 @@ def _converted(contents: Contents, options: Options, asked: str) -> Converted:
 def _kind(contents: Contents, layers: Mapping[str, int], names: Mapping[str, str], asked: str) -> str:
     kind = "ADLM" if "denoiser" in layers else "MDLM" if "backbone.sigma_map.mlp.0.weight" in names else "AR"
     if not contents.description.scores:
-        return kind
+        return "BD3-LM" if contents.description.block_size is not None and kind == "MDLM" else kind
     if kind != "MDLM":
         raise ModelError(
             asked, f"the weights of an {kind} network with SEDD's outputs", "there is no such model", subject=kind
@@ -131,7 +132,9 @@ def _names(weights: Mapping[str, Stored], asked: str) -> tuple[dict[str, str], d
             f"{len(keys)} {what}: {some(keys)}" for what, keys in (("missing", missing), ("not known", extra)) if keys
         )
         subject = sorted(missing or extra)[0]
-        raise ModelError(asked, f"keys {found}", "name a checkpoint of ADLM, MDLM, AR or SEDD (DiT)", subject=subject)
+        raise ModelError(
+            asked, f"keys {found}", "name a checkpoint of ADLM, MDLM, BD3-LM, AR or SEDD (DiT)", subject=subject
+        )
     return names, layers
 
 
@@ -203,18 +206,21 @@ def _config(
         layers=layers["backbone"],
         mlp_ratio=_rows_of(weights, "backbone.blocks.0.mlp.0.weight") // width,
         dropout=description.dropout or 0.0,
-        attention="causal" if causal else "full",
+        attention="causal" if causal else "block" if description.block_size else "full",
         condition=condition,
         timed=bool(timed) and not causal,
     )
-    network: NetworkConfig = OneStageConfig(stack)
+    network: NetworkConfig = OneStageConfig(stack, block_size=description.block_size or 0)
+    if "denoiser" in layers and description.block_size:
+        raise ModelError(asked, "two networks and blocks", "there is no such model", subject="block_size")
     if "denoiser" in layers:
         network = TwoStageConfig(stack, denoiser_layers=layers["denoiser"])
     wrapped = description.wrapped if options.rows is None else options.rows == "wrap"
     if wrapped is None:
         notes.append("nothing says how rows were made: taken to be packed, with begin and end tokens (--rows wrap)")
     rows = _rows(length, wrapped=wrapped is not False, causal=causal, framed=description.framed)
-    notes.insert(0, f"{stack.heads} heads, {'' if stack.timed else 'not '}time-conditioned, {rows}")
+    blocks = f"blocks of {description.block_size}, " if description.block_size else ""
+    notes.insert(0, f"{stack.heads} heads, {blocks}{'' if stack.timed else 'not '}time-conditioned, {rows}")
     return ModelConfig(network, Vocabulary(size, tokenizer.mask_id), rows), notes
 
 

@@ -1,4 +1,4 @@
-"""The names of weights in the official ADLM, MDLM and AR code and here, one table read both ways; and writing theirs.
+"""The names of weights in the official ADLM, MDLM, BD3-LM and AR code and here, one table read both ways; and writing.
 
 The official networks are called `backbone` and, with two stages, `denoiser` (`replica` in older files). Only the
 denoiser has another input, a linear map of the backbone's logits. The official AR network has no conditioning.
@@ -6,7 +6,7 @@ denoiser has another input, a linear map of the backbone's logits. The official 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -110,13 +110,17 @@ def to_official(model: LanguageModel, config: ModelConfig, *, asked: str) -> tup
     network, layers = config.network, depths(config.network)
     if layers is None:
         raise ModelError(
-            asked, f"a {type(network).__name__}", "the official code has ADLM, MDLM and AR only", subject="network"
+            asked,
+            f"a {type(network).__name__}",
+            "the official code has ADLM, MDLM, BD3-LM and AR only",
+            subject="network",
         )
     stack, *more = network.stacks
-    same: NetworkConfig = OneStageConfig(_official(stack))
+    same: NetworkConfig = OneStageConfig(_official(stack), block_size=network.block_size)
     fits = stack.causal == (stack.condition == 0)
     if more:
-        same = TwoStageConfig(_official(stack), denoiser_layers=more[0].layers)
+        whole = replace(stack, attention="causal" if stack.causal else "full")
+        same = TwoStageConfig(_official(whole), denoiser_layers=more[0].layers)
         fits = fits and not stack.causal
     differing = [] if fits else [f"causal={stack.causal} with condition={stack.condition}"]
     differing += _differing(to_json(network), to_json(same))

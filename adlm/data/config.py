@@ -18,9 +18,10 @@ from adlm.data.shards import Shards
 from adlm.data.source import Source
 from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig, PreparationCallback, Prepared
+from adlm.data.together import Together
 from adlm.errors import DataError, NotUtf8
 
-__all__ = ["AnchoredProcess", "Corpus", "DataConfig", "Prompts", "Synthetic"]
+__all__ = ["AnchoredProcess", "Corpus", "DataConfig", "Prompts", "Synthetic", "Together"]
 _HELD_OUT = ("valid", "test")
 
 

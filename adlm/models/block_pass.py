@@ -54,6 +54,7 @@ class CurrentBlock:
         first_id: the token that a shifted model reads before a row; None if it is not shifted.
         rows: numbers of these rows in the cache; None for all.
         last: shifted models have the site of the last token even if no row knows that yet.
+        left_to_right: sites of the block see only what is to their left, in every stack.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class CurrentBlock:
         first_id: int | None,
         rows: list[int] | None = None,
         last: bool = False,
+        left_to_right: bool = False,
     ) -> None:
+        self._left_to_right = left_to_right
         shifted = first_id is not None
         self.cache, self.length, self.shifted = cache, size, shifted
         stored = cache.lengths if rows is None else [cache.lengths[row] for row in rows]
@@ -90,7 +93,7 @@ class CurrentBlock:
         self.cache.begin(self.slots)
         columns, numbers, n = self.columns[:, :, None], self._numbers, self.slots.noisy
         hidden = None if self._seen is None else (numbers >= self._seen).expand(-1, n, -1)
-        if stack.config.causal:
+        if stack.config.causal or self._left_to_right:
             later = numbers > columns[:, :n]
             hidden = later if hidden is None else hidden | later
         of_clean = None
@@ -111,6 +114,8 @@ class CurrentBlock:
         return torch.where(inside, slot, -1)
 
     def blind_inputs(self, mask_id: int) -> Tensor:
+        if self._left_to_right:
+            return self.inputs
         blind = self.inputs.clone()
         blind[:, 1 : self.slots.noisy] = mask_id
         return blind

@@ -208,6 +208,7 @@ class LanguageModel(nn.Module, ABC):
         rows: list[int] | None = None,
         output_mask: Tensor | None = None,
         stage: AnchorState | None = None,
+        left_to_right: bool = False,
     ) -> BlockFeatures:
         """Read the block of each row that begins at `start`, a multiple of `block_size`.
 
@@ -218,7 +219,11 @@ class LanguageModel(nn.Module, ABC):
             rows: numbers of these rows in the cache; None for all of them, in order.
             output_mask: [R, L] bool, within the block; by default all of it.
             stage: of an earlier call for the same blocks; the anchor stage is then not computed.
+            left_to_right: positions of the block see only what is to their left, for shifted models: what they
+                compute as left-to-right ones.
         """
+        if left_to_right and not self.shifted:
+            raise ConfigError("only shifted models can be read from left to right", subject="left_to_right")
         block = CurrentBlock(
             tokens,
             start,
@@ -227,6 +232,7 @@ class LanguageModel(nn.Module, ABC):
             mask_id=self.vocabulary.mask_id,
             first_id=self.start_id if self.shifted else None,
             rows=rows,
+            left_to_right=left_to_right,
             last=self.stages == 2,  # whose anchor stage may be used again when the last token is known
         )
         if output_mask is None:

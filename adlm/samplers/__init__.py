@@ -5,6 +5,7 @@ from adlm.samplers.ancestral import Ancestral, Remasking
 from adlm.samplers.blocks import Blocks
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Choice, Digits, Pattern
+from adlm.samplers.draft_and_verify import DraftAndVerify
 from adlm.samplers.filters import Allowed, Banned, Filter, Forced, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from adlm.samplers.first_hitting import FirstHitting
 from adlm.samplers.left_to_right import LeftToRight
@@ -40,6 +41,7 @@ __all__ = [
     "Choice",
     "Confidence",
     "Digits",
+    "DraftAndVerify",
     "EntropyBound",
     "Filter",
     "FirstHitting",

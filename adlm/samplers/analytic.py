@@ -30,7 +30,7 @@ class Analytic(OnGrid):
         probability = grid(self.steps, self.schedule, Never()).reveal
         stale = torch.ones(len(tokens), 1, dtype=torch.bool, device=tokens.device)
         for steps in chunks(self.steps, total.size):
-            u = state.uniforms("reveal", steps)
+            u = state.row_noise.uniforms("reveal", steps)
             step = steps.start
             while step < steps.stop:
                 # A row that has not changed keeps the tokens it offers: whether they are taken does not depend on them.

@@ -33,9 +33,17 @@ class BlockReader:
         self.start, self._start = start, start.tolist()
         self._age.fill_(self.stale_anchors)
 
-    def features(self, where: Tensor) -> Tensor:
-        """[N, D] at the positions `where` [B, L] of the current blocks."""
+    def keep(self, end: Tensor, rows: Tensor) -> None:
+        """Keep what the last pass computed of these rows [B] bool up to `end` [B]: it read their final tokens, from
+        left to right."""
+        for row in rows.nonzero()[:, 0].tolist():
+            self.cache.lengths[row] = int(end[row])
+
+    def features(self, where: Tensor, *, left_to_right: bool = False) -> Tensor:
+        """[N, D] at the positions `where` [B, L] of the current blocks; `left_to_right`: see `read_block`."""
         rows = where.any(-1)
+        if left_to_right:
+            return self._read(rows, where, None, left_to_right=True)
         if self.network.stages < 2 or self.stale_anchors < 2:
             return self._read(rows, where, None)
         old = rows & (self._age >= self.stale_anchors)
@@ -60,17 +68,21 @@ class BlockReader:
         row, position = where.nonzero(as_tuple=True)
         return self._stage.anchor[row, position - self.start[row]]
 
-    def _read(self, rows: Tensor, where: Tensor, stage: AnchorState | None) -> Tensor:
+    def _read(self, rows: Tensor, where: Tensor, stage: AnchorState | None, *, left_to_right: bool = False) -> Tensor:
         """[N, D] of these rows [B] bool; `stage` of all rows, if they need no new one."""
         some = None if bool(rows.all()) else rows.nonzero()[:, 0].tolist()
         pick = slice(None) if some is None else some
         kept = None if stage is None else AnchorState(*(part[pick] for part in stage))
         start = self._start if some is None else [self._start[row] for row in some]
+        options = {"left_to_right": True} if left_to_right else {}
         found = self.network.read_block(
-            self.tokens[pick], start, self.cache, rows=some, output_mask=where[pick], stage=kept
+            self.tokens[pick], start, self.cache, rows=some, output_mask=where[pick], stage=kept, **options
         )
         count = len(start)
         self.calls += count
+        if left_to_right:
+            self.anchor_calls += count if found.stage is not None else 0
+            return found.final
         if found.stage is not None and stage is None:
             self.anchor_calls += count
             if self._stage is None:

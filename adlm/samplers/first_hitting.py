@@ -22,7 +22,7 @@ class FirstHitting(Unmasking):
 
     def fill(self, state: SamplerState) -> None:
         blank = state.blank.cpu().numpy()
-        u = np.where(blank, state.uniforms("hit"), 0.0)
+        u = np.where(blank, state.row_noise.uniform("hit"), 0.0)
         order = (-u).argsort(-1)
         masked_at_first = 1 - self.schedule.alpha(torch.ones((), dtype=torch.float64))
         times = self.schedule.inverse(1 - masked_at_first * torch.from_numpy(u)).numpy()

@@ -93,8 +93,12 @@ def changes(state: SamplerState, over: Grid) -> Iterator[Change]:
         remasks = over.sigma[part].any()
         if not remasks and not blank.any():
             continue
-        reveal = state.uniforms("reveal", steps) < over.reveal[part, None, None]
-        remask = state.uniforms("remask", steps) < over.sigma[part, None, None] if remasks else np.zeros_like(reveal)
+        reveal = state.row_noise.uniforms("reveal", steps) < over.reveal[part, None, None]
+        remask = (
+            state.row_noise.uniforms("remask", steps) < over.sigma[part, None, None]
+            if remasks
+            else np.zeros_like(reveal)
+        )
         for i, step in enumerate(steps):
             fresh, remasked = blank & reveal[i], writable & ~blank & remask[i]
             if fresh.any() or remasked.any():

@@ -67,6 +67,7 @@ class NamedSampler(NamedTuple):
             "causal": model.causal,
             "masked": not model.causal,
             "two-stage": not model.causal and model.stages == 2,
+            "shifted blocks": model.shifted and model.attention == "block",
         }[self.needs]
 
 
@@ -169,7 +170,9 @@ def sampler_for(model: LanguageModel, sampler: Sampler | str | None, options: Ma
             fix = f"leave it out, or use {' or '.join(having)}"
             raise ConfigError(f"the sampler {named.name} has no option {option}", fix=fix, subject=option)
     filters = _filters(given)
-    size, window = given.pop("block_size", None), given.pop("window", None)
+    # A sampler that reads blocks itself has an option of that name.
+    size = None if "block_size" in _own_options(named.make) else given.pop("block_size", None)
+    window = given.pop("window", None)
     if window is not None and size is None:
         raise ConfigError("asked for a window", "it moves along with blocks", "give block_size too", subject="window")
     made = named.make(filters=filters, **given)

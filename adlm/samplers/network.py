@@ -83,6 +83,7 @@ class Network(Protocol):
         rows: list[int] | None = None,
         output_mask: Tensor | None = None,
         stage: AnchorState | None = None,
+        left_to_right: bool = False,
     ) -> BlockFeatures: ...
     def logits(self, final: Tensor) -> Tensor: ...
     def anchor_logits(self, anchor: Tensor) -> Tensor: ...
@@ -185,8 +186,11 @@ class NetworkWrapper:
         rows: list[int] | None = None,
         output_mask: Tensor | None = None,
         stage: AnchorState | None = None,
+        left_to_right: bool = False,
     ) -> BlockFeatures:
-        return self.network.read_block(tokens, start, cache, rows=rows, output_mask=output_mask, stage=stage)
+        return self.network.read_block(
+            tokens, start, cache, rows=rows, output_mask=output_mask, stage=stage, left_to_right=left_to_right
+        )
 
     def logits(self, final: Tensor) -> Tensor:
         return self.network.logits(final)

@@ -15,7 +15,7 @@ from adlm.samplers.state import Prediction, SamplerState
 
 
 class Offer(NamedTuple):
-    """Of each of N blanks: score, entropy if asked for, and the token and its probability where one was drawn."""
+    """For each of N blanks [N]: its score, its entropy if asked for, and the drawn token and its probability if any."""
 
     score: Tensor
     entropy: Tensor | None = None
@@ -113,11 +113,11 @@ class AnyOrder(Order):
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Logits [n, V] -> entropies [n] in nats: log sum_v e^(a_v) - sum_v p_v a_v, with the largest a_v at 0."""
-    shifted = logits - logits.amax(-1, keepdim=True)
-    p = shifted.softmax(-1)
+    """Logits a [n, V] -> entropies [n] in nats: sum_v p_v (max a - a_v) - log max p."""
     # A product of 0 and -inf would have no value.
-    return shifted.logsumexp(-1) - torch.linalg.vecdot(p, shifted.clamp_min_(torch.finfo(shifted.dtype).min))
+    shifted = (logits - logits.amax(-1, keepdim=True)).clamp_min_(torch.finfo(logits.dtype).min)
+    p = shifted.softmax(-1)
+    return -torch.linalg.vecdot(p, shifted) - p.amax(-1).log()
 
 
 def _sureness(logits: Tensor) -> Tensor:

@@ -84,9 +84,12 @@ class RecordingNetwork(NetworkWrapper):
         rows: list[int] | None = None,
         output_mask: Tensor | None = None,
         stage: AnchorState | None = None,
+        left_to_right: bool = False,
     ) -> BlockFeatures:
-        if output_mask is None or tokens.shape != self.open.shape:
-            return super().read_block(tokens, start, cache, rows=rows, output_mask=output_mask, stage=stage)
+        if output_mask is None or left_to_right or tokens.shape != self.open.shape:
+            return self.network.read_block(
+                tokens, start, cache, rows=rows, output_mask=output_mask, stage=stage, left_to_right=left_to_right
+            )
         inside = torch.zeros_like(output_mask)
         inside[:, start[0] : start[0] + self.block_size] = True
         blanks = self._with_blanks(tokens, output_mask) & inside

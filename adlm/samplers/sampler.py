@@ -14,7 +14,7 @@ from adlm.samplers.filters import Filter
 from adlm.samplers.network import Network
 from adlm.samplers.state import DrawCallback, Sample, SamplerState, StepCallback
 
-Needs = Literal["any", "causal", "masked", "two-stage"]
+Needs = Literal["any", "causal", "masked", "two-stage", "shifted blocks"]
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,22 @@ belongs to its row, position and step alone.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.errors import ConfigError
 from adlm.models.hand_over import AnchorState
-from adlm.randomness import Noise, bits_at, uniform_at
+from adlm.randomness import Noise
 from adlm.samplers.block_reader import BlockReader
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import bound_sites, hold
 from adlm.samplers.draw import draw_measured
 from adlm.samplers.filters import Filter, Sites, check_drawable, check_finite
 from adlm.samplers.network import Network, anchor_predictions
+from adlm.samplers.row_noise import Name, RowNoise
 
 SLICE = 1 << 22  # logits at a time: what bounds the memory of a sampler, whatever L and V are
 
@@ -53,6 +53,7 @@ class StepEvent(NamedTuple):
     steps: how many there are in all, if that is known.
     tokens: [B, L]; it keeps changing, so copy what you keep.
     fresh, remasked: [B, L] bool, what this step revealed and masked again.
+    passes: of each row in which something was revealed, through the network.
     """
 
     step: int
@@ -60,6 +61,7 @@ class StepEvent(NamedTuple):
     tokens: Tensor
     fresh: Tensor
     remasked: Tensor
+    passes: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +92,6 @@ class Prediction:
 StepCallback = Callable[[StepEvent], None]
 DrawCallback = Callable[[Sites, Prediction], None]  # where tokens were drawn, and from what; not all are written
 Measure = Callable[[Prediction], Tensor]  # a number per prediction [n], or several [n, ...]
-# Random numbers are named; an array [B] in a name has the part of each row.
-Name: TypeAlias = str | int | NDArray[np.int64]
 
 
 def confidence(prediction: Prediction) -> Tensor:
@@ -136,9 +136,7 @@ class SamplerState:
         self.reader: BlockReader | None = None
         self._stage: AnchorState | None = None
         self._age = torch.zeros_like(canvas.sample_ids)
-        # Noise is made on the host, where choosing positions costs a fraction of what a kernel does.
-        self._ids = canvas.sample_ids.cpu().numpy().astype(np.int64).view(np.uint64)
-        self._positions = np.arange(self.tokens.shape[1], dtype=np.uint64)
+        self.row_noise = RowNoise(noise, canvas.sample_ids, self.tokens.shape[1])
 
     @property
     def blank(self) -> Tensor:
@@ -152,14 +150,7 @@ class SamplerState:
 
     def uniform(self, *name: Name) -> Tensor:
         """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the position."""
-        return self.to_device(uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions))
-
-    def uniforms(self, name: str, steps: Sequence[int] | None = None) -> NDArray[np.float64]:
-        """[steps, B, L] on the host: `uniform(name, step)` of each; without steps [B, L], `uniform(name)`."""
-        if steps is None:
-            return uniform_at(self._seeds((name,))[:, None], self._ids[:, None], self._positions)
-        seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
-        return uniform_at(seeds[:, None, None], self._ids[:, None], self._positions)
+        return self.to_device(self.row_noise.uniform(*name))
 
     def to_device(self, values: NDArray[Any]) -> Tensor:
         """What was found on the host, beside the tokens."""
@@ -188,7 +179,7 @@ class SamplerState:
         self, final: Tensor, at: tuple[Tensor, ...], name: Sequence[Name], measure: Measure = confidence
     ) -> tuple[Tensor, Tensor]:
         row, position = at
-        bits = self._bits(row, position, name)
+        bits = self.to_device(self.row_noise.bits(("token", *name), row, position))
         if not self.canvas.constraints and row.shape[0] <= self._slice:
             # The features themselves: a network may have their logits already.
             prediction = self._predicted(final, Sites(self.tokens, row, position), bits)
@@ -231,11 +222,11 @@ class SamplerState:
         """Make `where` blank again."""
         self.tokens[where], self.confidence[where] = self.network.vocabulary.mask_id, torch.inf
 
-    def show(self, fresh: Tensor, remasked: Tensor | None = None, *, steps: int | None = None) -> None:
-        """Call the step callback: a step is done, of so many in all."""
+    def show(self, fresh: Tensor, remasked: Tensor | None = None, *, steps: int | None = None, passes: int = 1) -> None:
+        """Call the step callback: a step is done, of so many in all, in so many passes of each of its rows."""
         if self.on_step is not None:
             nothing = torch.zeros_like(fresh) if remasked is None else remasked
-            self.on_step(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, nothing))
+            self.on_step(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, nothing, passes))
         self.shown += 1
 
     def sample(self) -> Sample:
@@ -258,18 +249,6 @@ class SamplerState:
         """Refuse a network without an anchor stage."""
         if self.network.stages < 2:
             raise ConfigError(f"{purpose} needs a model with an anchor stage", subject=purpose)
-
-    def _seeds(self, name: Sequence[Name]) -> NDArray[np.uint64]:
-        """[B], or [1] if it is the same for all rows."""
-        size = max((len(part) for part in name if isinstance(part, np.ndarray)), default=1)
-        each = [part.tolist() if isinstance(part, np.ndarray) else [part] * size for part in name]
-        return np.array([self.noise.fork(*own).seed for own in zip(*each, strict=True)], dtype=np.uint64)
-
-    def _bits(self, row: Tensor, position: Tensor, name: Sequence[Name]) -> Tensor:
-        """[N]: the random bits of one token each."""
-        rows, seeds = row.cpu().numpy(), self._seeds(("token", *name))
-        at = bits_at(seeds if len(seeds) == 1 else seeds[rows], self._ids[rows], position.cpu().numpy().view(np.uint64))
-        return self.to_device(at.view(np.int64))
 
     def _predicted(self, final: Tensor, sites: Sites, bits: Tensor) -> Prediction:
         raw = logits = self.network.logits(final)

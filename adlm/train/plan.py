@@ -18,6 +18,7 @@ from adlm.data.config import Corpus
 from adlm.data.prompts import Prompts
 from adlm.data.synthetic import Synthetic
 from adlm.data.table import DataConfig
+from adlm.data.together import Together
 from adlm.data.tokenizer import load_tokenizer
 from adlm.diffusion.blocks import BlockMasking
 from adlm.errors import ConfigError
@@ -67,6 +68,8 @@ def known_vocabulary(data: DataConfig) -> Vocabulary:
     """The vocabulary that `data` will have, before any of it is read."""
     if isinstance(data, Synthetic | AnchoredProcess):
         return Vocabulary(data.vocabulary, data.vocabulary - 1)
+    if isinstance(data, Together):
+        return known_vocabulary(data.parts[0])
     assert isinstance(data, Corpus | Prompts)
     name = data.tokenizer
     if name in VOCABULARIES:
@@ -90,6 +93,8 @@ def row_length(data: DataConfig) -> int:
     """Tokens a row."""
     if isinstance(data, Corpus):
         return data.packing.length
+    if isinstance(data, Together):
+        return row_length(data.parts[0])
     assert isinstance(data, AnchoredProcess | Synthetic | Prompts)
     return data.length
 

@@ -19,6 +19,7 @@ from adlm.models.network import Vocabulary
 from adlm.objectives.likelihood import Perplexity, table_perplexity
 from adlm.text_model import TextModel
 from adlm.train.fit import fit
+from adlm.train.init import SplitFrom
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
 from adlm.train.run import FitOptions, Run
@@ -38,6 +39,8 @@ class TrainAndScore(StudyWork):
         draws: mask counts per row, for bounds.
         others: corpora to score on too, in the model's own tokens and rows.
         texts: samples to keep.
+        start: name of the step whose model the run is made from, split into two stages.
+        sampler: that writes the samples; by default the model's own.
     """
 
     run: Run
@@ -45,6 +48,8 @@ class TrainAndScore(StudyWork):
     draws: int = 8
     others: tuple[str, ...] = ()
     texts: int = 3
+    start: str = ""
+    sampler: str | None = None
 
     @property
     def cost(self) -> float:
@@ -61,6 +66,8 @@ class TrainAndScore(StudyWork):
 
     def execute(self, context: StepContext) -> dict[str, Any]:
         run, corpus = self.run, self.run.data
+        if self.start:
+            run = replace(run, init=SplitFrom(str(context.folder_of(self.start))))
         if not isinstance(corpus, Corpus):
             raise ConfigError(
                 "asked to train in a study", f"{type(corpus).__name__} as data", "use a Corpus", subject="data"
@@ -81,7 +88,7 @@ class TrainAndScore(StudyWork):
             "threads": torch.get_num_threads(),
             "scores": {source: self._score(fitted.model, table) for source, table in tables.items()},
             "curve": _curve(context.folder),
-            "texts": model.generate(n=self.texts, seed=run.train.seed) if self.texts else [],
+            "texts": model.generate(n=self.texts, seed=run.train.seed, sampler=self.sampler) if self.texts else [],
         }
 
     def _score(self, model: LanguageModel, table: Table) -> dict[str, Any]:

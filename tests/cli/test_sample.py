@@ -181,6 +181,9 @@ def test_prompts_that_cannot_be_read_are_named(folder, text, message, tmp_path, 
 def test_the_passes_reported_are_those_the_sampler_counts(name):
     causal = name == "left-to-right"
     _, model = network(1 if causal else 2, causal=causal)
+    if name == "draft-and-verify":
+        stack = StackConfig(width=16, heads=2, layers=1, attention="block")
+        model = OneStageConfig(stack, block_size=4, shift=True).build(VOCABULARY).eval()
     meter = Meter(causal)
     canvas = Canvas.continuing([[1, 2]] * 3, 10, TOKENIZER.mask_id)
     few = {"steps": 12} if "steps" in named_samplers()[name].options else {}

@@ -26,6 +26,19 @@ MDLM = {
     "return_dict": False,
     "torch_dtype": "float32",
 }
+BLOCK = 8
+BD3LM = {
+    **MDLM,
+    "model_type": "bd3lm",
+    "architectures": ["BD3LM"],
+    "auto_map": {"AutoConfig": "configuration_bd3lm.BD3LMConfig", "AutoModelForMaskedLM": "modeling_bd3lm.BD3LM"},
+    "block_size": BLOCK,
+    "cross_attn": True,
+    "adaln": True,
+    "causal": False,
+    "attn_backend": "flex",
+    "var_min": False,
+}
 SEDD = {
     "ngpus": 8,
     "tokens": IDS - 1,
@@ -78,8 +91,13 @@ def prefixed(weights):
     return {f"backbone.{name}": value for name, value in weights.items()}
 
 
-def logits_of(weights, tokens, sigma):
-    """[B, L] at noise levels [B] -> [B, L, V]."""
+def logits_of(weights, tokens, sigma, hidden=None, positions=None):
+    """[B, L] at noise levels [B] -> [B, L, V].
+
+    Args:
+        hidden: [L, L] bool, what a position (row) does not see.
+        positions: [L] numbers, by default 0, 1, ...
+    """
 
     def linear(x, name):
         return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
@@ -90,7 +108,8 @@ def logits_of(weights, tokens, sigma):
     angles = sigma[:, None] * 10_000.0 ** (-torch.arange(128) / 128)
     c = linear(torch.cat([angles.cos(), angles.sin()], -1), "sigma_map.mlp.0")
     c = F.silu(linear(F.silu(c), "sigma_map.mlp.2"))
-    turns = torch.arange(tokens.shape[1])[:, None] * weights["rotary_emb.inv_freq"]
+    positions = torch.arange(tokens.shape[1]) if positions is None else positions
+    turns = positions[:, None] * weights["rotary_emb.inv_freq"]
     cos, sin = turns.cos()[:, None], turns.sin()[:, None]
 
     def rotated(x):
@@ -104,11 +123,25 @@ def logits_of(weights, tokens, sigma):
         h = linear(modulated(x, block + "norm1", *parts[:2]), block + "attn_qkv")
         q, k, v = h.view(*tokens.shape, 3, HEADS, -1).unbind(2)
         scores = torch.einsum("blhd,bmhd->bhlm", rotated(q), rotated(k)) / math.sqrt(WIDTH // HEADS)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
         x = x + parts[2] * linear(torch.einsum("bhlm,bmhd->blhd", scores.softmax(-1), v).flatten(2), block + "attn_out")
         h = F.gelu(linear(modulated(x, block + "norm2", *parts[3:5]), block + "mlp.0"), approximate="tanh")
         x = x + parts[5] * linear(h, block + "mlp.2")
     shift, scale = linear(c, "output_layer.adaLN_modulation")[:, None].chunk(2, -1)
     return linear(modulated(x, "output_layer.norm_final", shift, scale), "output_layer.linear")
+
+
+def block_logits_of(weights, x_t, x_0, size):
+    """BD3-LM's [B, L, V]: one pass over x_t and x_0, each at positions 0, 1, ..."""
+    length = x_t.shape[1]
+    number = torch.arange(length).repeat(2) // size
+    clean = torch.arange(2 * length) >= length
+    same = (number[:, None] == number) & (clean[:, None] == clean)
+    past = (number[:, None] > number) & clean
+    both = torch.cat([x_t, x_0], 1)
+    positions = torch.arange(length).repeat(2)
+    return logits_of(weights, both, torch.zeros(len(both)), ~(same | past), positions)[:, :length]
 
 
 def save_folder(folder, settings, weights, *, tokenizer=None, pickled=False):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 import adlm
 from adlm.cli import main
-from adlm.convert.description import Options
+from adlm.convert.description import Options, described
 from adlm.convert.from_official import from_official
 from adlm.data.packing import Wrapped
 from adlm.errors import ModelError
@@ -24,6 +25,8 @@ from adlm.randomness import Noise
 from tests.conftest import batch_of
 from tests.convert.official_files import save_checkpoint, tokenizer_json
 from tests.convert.published_networks import (
+    BD3LM,
+    BLOCK,
     CONDITION,
     HEADS,
     IDS,
@@ -32,6 +35,7 @@ from tests.convert.published_networks import (
     MDLM,
     SEDD,
     WIDTH,
+    block_logits_of,
     logits_of,
     prefixed,
     save_folder,
@@ -250,3 +254,61 @@ def test_the_command_turns_published_folders_into_models_that_write(mdlm, sedd, 
     assert main(["convert", str(mdlm), str(mdlm), "--force"]) == 2
     assert "the same folder" in capsys.readouterr().err
     assert json.loads((mdlm / "config.json").read_text()) == MDLM
+
+
+def test_a_published_bd3lm_gives_its_logits(tmp_path):
+    weights = weights_of()
+    folder = save_folder(tmp_path / "bd3lm", BD3LM, prefixed(weights), tokenizer=tokenizer_json())
+    made = from_official(folder)
+    network = made.config.network
+    assert network == OneStageConfig(replace(STACK, attention="block"), block_size=BLOCK)
+    assert made.report[0].startswith("BD3-LM")
+    for size in (BLOCK, 4):
+        expected = block_logits_of(weights, X_T, TEXT, size)
+        model = made.model.in_blocks(size)
+        found = model.head.raw(model.features(X_T, clean=TEXT).final)
+        assert (found - expected).abs().max() < 1e-5
+    out = tmp_path / "converted"
+    assert main(["convert", str(folder), str(out)]) == 0
+    assert adlm.load(out).network.block_size == BLOCK
+    again = tmp_path / "official.safetensors"
+    assert main(["convert", str(out), str(again), "--to", "official"]) == 0
+    assert from_official(again, Options(tokenizer=str(out))).config.network == network
+
+
+def test_a_checkpoint_of_bd3lm_s_training_says_its_block_size(tmp_path):
+    config = {
+        "block_size": 4,
+        "algo": {"name": "bd3lm", "parameterization": "subs", "time_conditioning": False, "cross_attn": True},
+        "model": {"n_heads": HEADS, "length": LENGTH, "dropout": 0.1},
+        "data": {"wrap": True},
+    }
+    found = described(config, asked="asked")
+    assert (found.block_size, found.timed, found.heads, found.length, found.wrapped) == (4, False, HEADS, LENGTH, True)
+    whole = {**config, "algo": {**config["algo"], "name": "mdlm", "cross_attn": False}}
+    assert described(whole, asked="asked").block_size is None
+    timed = {**config, "algo": {**config["algo"], "time_conditioning": True}}
+    with raises(ModelError, subject="time_conditioning"):
+        described(timed, asked="asked")
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject"),
+    [
+        ({"block_size": None}, "block_size"),
+        ({"block_size": 0}, "block_size"),
+        ({"causal": True}, "causal"),
+        ({"adaln": False}, "causal"),
+        ({"time_conditioning": True}, "time_conditioning"),
+    ],
+)
+def test_other_networks_of_bd3lm_s_code_are_refused(changes, subject, tmp_path):
+    folder = save_folder(tmp_path / "bd3lm", {**BD3LM, **changes}, prefixed(weights_of()), tokenizer=tokenizer_json())
+    with raises(ModelError, subject=subject):
+        from_official(folder)
+
+
+def test_bd3lm_s_code_without_blocks_is_mdlm(tmp_path):
+    settings = {**BD3LM, "cross_attn": False, "block_size": LENGTH}
+    folder = save_folder(tmp_path / "bd3lm", settings, prefixed(weights_of()), tokenizer=tokenizer_json())
+    assert from_official(folder).config.network == OneStageConfig(STACK)

@@ -52,10 +52,15 @@ MASK = 5
 VOCABULARY = Vocabulary(6, MASK)
 
 
-def network(*, causal: bool = False, stages: int = 1):
+def network(*, causal: bool = False, stages: int = 1, block_size: int = 0):
     torch.manual_seed(0)
-    stack = StackConfig(width=8, heads=2, layers=1, attention="causal" if causal else "full")
-    config = OneStageConfig(stack) if stages == 1 else TwoStageConfig(stack, denoiser_layers=1)
+    attention = "block" if block_size else "causal" if causal else "full"
+    stack, shift = StackConfig(width=8, heads=2, layers=1, attention=attention), block_size > 0
+    config = (
+        OneStageConfig(stack, block_size=block_size, shift=shift)
+        if stages == 1
+        else TwoStageConfig(stack, denoiser_layers=1)
+    )
     model = config.build(VOCABULARY).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -63,6 +68,7 @@ def network(*, causal: bool = False, stages: int = 1):
 
 
 MASKED, CAUSAL, ANCHORED = network(), network(causal=True), network(stages=2)
+SHIFTED = network(block_size=4)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,8 @@ def test_every_named_sampler_writes_and_can_be_stored(name):
     made = sampler_for(ANCHORED, name, {"temperature": 0.9})
     assert from_json(Sampler, to_json(sampler_for(ANCHORED, name, {}))) == sampler_for(ANCHORED, name, {})
     canvas = Canvas.continuing([[1, 2], [3, 4]], 8, MASK)
-    sample = made.sample(CAUSAL if name == "left-to-right" else ANCHORED, canvas, noise=Noise(0))
+    model = {"left-to-right": CAUSAL, "draft-and-verify": SHIFTED}.get(name, ANCHORED)
+    sample = made.sample(model, canvas, noise=Noise(0))
     assert MASK not in sample.tokens
     assert sample.tokens[:, :2].tolist() == [[1, 2], [3, 4]]
 

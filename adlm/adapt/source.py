@@ -1,0 +1,45 @@
+"""The left-to-right model that is adapted, from wherever it is."""
+
+from pathlib import Path
+
+from adlm.convert.conversion import converted
+from adlm.convert.description import Options
+from adlm.errors import ModelError
+from adlm.models.hub import BOX, find_transformers_model
+from adlm.models.io import is_model
+from adlm.text_model import TextModel, load
+
+
+def open_left_to_right(name: str | Path, options: Options = Options()) -> TextModel:  # noqa: B008
+    """A left-to-right model as a network of this package.
+
+    Args:
+        name: a model of this package (folder or owner/name), a folder or Hub name of GPT-2, Llama, Qwen2, Qwen3 or
+            GPT-NeoX as the library transformers saves them, or a file or folder of llama2.c.
+        options: of a foreign model: the tokenizer, the length of its rows.
+    """
+    asked = f"asked to adapt {name}"
+    model = _opened(str(name), options, asked)
+    if not model.network.causal:
+        fix = "name a left-to-right model; `adlm train` with init=Finetune continues the training of this one"
+        raise ModelError(asked, "it is a masked model already", fix, subject=str(name))
+    if not model.config.network.stacks:
+        found = f"it stays a {type(model.network).__name__}, which this package cannot read in another way"
+        fix = "name a model of GPT-2, Llama, Qwen2, Qwen3 or GPT-NeoX without unusual options"
+        raise ModelError(asked, found, fix, subject=str(name))
+    return model
+
+
+def _opened(name: str, options: Options, asked: str) -> TextModel:
+    path = Path(name)
+    if name == BOX or is_model(path):
+        return load(name)
+    if not path.exists():
+        try:
+            return load(name)
+        except ModelError as error:
+            if not error.subject.startswith("model_type"):  # a model of the Hub that is not ours
+                raise
+        path = find_transformers_model(name, asked=asked)
+    made = converted(path, options)
+    return TextModel(made.model, made.config, made.tokenizer)

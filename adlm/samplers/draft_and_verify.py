@@ -1,0 +1,176 @@
+"""Draft a block by the diffusion reading of a network, verify it by its left-to-right reading (speculative sampling).
+
+Shapes: B rows, L positions, N drafted positions, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adlm.errors import ConfigError, OutOfRange
+from adlm.samplers.block_reader import BlockReader
+from adlm.samplers.draw import inverse_cdf
+from adlm.samplers.filters import Sites, check_drawable, check_finite
+from adlm.samplers.network import Network
+from adlm.samplers.sampler import Needs, Sampler
+from adlm.samplers.state import Prediction, SamplerState, slice_size
+
+
+@dataclass(frozen=True)
+class DraftAndVerify(Sampler):
+    """Writes exactly as left-to-right does, several tokens at a time: a block is drafted at once, then verified.
+
+    One pass reads the block with its blanks and drafts x_l ~ q_l at all of them. A second one reads it from left to
+    right, which gives p_l: x_l is kept with probability min(1, p_l(x_l) / q_l(x_l)); the first that is not is drawn
+    anew from (p_l - q_l)+, normalised, and what follows it is blank again (arXiv 2211.17192). So texts follow the law
+    of the left-to-right reading, filters included, and a row gets at least one token from two passes. Both readings
+    share one cache of finished blocks.
+
+    Args:
+        block_size: tokens per draft, at most; by default the model's own.
+    """
+
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None and self.block_size < 2:
+            raise OutOfRange("block_size", self.block_size, "at least 2")
+
+    @property
+    def needs(self) -> Needs:
+        return "shifted blocks"
+
+    def suited(self, network: Network) -> tuple[Sampler, Network]:
+        if self.block_size is None or network.attention != "block":
+            return self, network
+        return self, network.in_blocks(self.block_size)
+
+    def setup(self, state: SamplerState) -> None:
+        if state.network.attention != "block" or not state.network.shifted:
+            raise ConfigError(
+                "DraftAndVerify cannot sample from this model",
+                "only shifted models that read blocks can also be read from left to right",
+                "use a model that `adlm adapt` made, or another sampler",
+                subject="DraftAndVerify",
+            )
+        if state.canvas.constraints:
+            raise ConfigError("DraftAndVerify takes no constraints", fix="use left-to-right", subject="constraints")
+        super().setup(state)
+        state.whole = False
+
+    def fill(self, state: SamplerState) -> None:
+        network, size = state.network, state.network.block_size
+        reader = BlockReader(network, state.tokens, 1)
+        positions = torch.arange(state.tokens.shape[1], device=state.tokens.device)
+        attempts = np.zeros(len(state.tokens), np.int64)  # of each row, which its random numbers are named by
+        while bool((blank := state.blank).any()):
+            start = blank.long().argmax(-1) // size * size
+            begin = start[:, None]
+            where = blank & (positions >= begin) & (positions < begin + size)
+            reader.move(start)
+            draft = self._draft(state, reader.features(where), where, attempts)
+            at = where.nonzero(as_tuple=True)
+            state.tokens[at] = draft.tokens
+            fresh = self._verify(state, reader.features(where, left_to_right=True), where, draft, attempts)
+            # The verified slots of a block are those of its final tokens.
+            reader.keep(begin[:, 0] + size, ~(state.blank & where).any(-1) & where.any(-1))
+            attempts += where.any(-1).cpu().numpy()
+            if state.stop is not None:
+                stops = (state.tokens == state.stop) & fresh
+                rest = state.open & (stops.long().cumsum(-1) > 0) & ~stops
+                state.tokens[rest] = state.stop
+                fresh = fresh | rest
+            state.show(fresh, passes=2)
+        state.count(reader)
+
+    def _draft(self, state: SamplerState, final: Tensor, where: Tensor, attempts: NDArray[np.int64]) -> "_Draft":
+        """Draw at every blank of the blocks independently."""
+        u = state.uniform("draft", attempts)[where]
+        tokens, log_probability = torch.empty_like(where.nonzero()[:, 0]), torch.empty_like(u)
+        for part, law in self._laws(state, final, where):
+            tokens[part] = law.draw(state, u[part])
+            log_probability[part] = law.log_probability(tokens[part]).to(u.dtype)
+        return _Draft(final, tokens, log_probability)
+
+    def _verify(
+        self, state: SamplerState, final: Tensor, where: Tensor, draft: "_Draft", attempts: NDArray[np.int64]
+    ) -> Tensor:
+        """Keep what is accepted, draw the first that is not anew, and blank the rest; [B, L] bool of what is kept."""
+        row, position = where.nonzero(as_tuple=True)
+        u = state.uniform("accept", attempts)[where]
+        log_p = torch.empty_like(draft.log_probability)
+        for part, law in self._laws(state, final, where):
+            log_p[part] = law.log_probability(draft.tokens[part]).to(log_p.dtype)
+        rejected = torch.zeros_like(where)
+        rejected[row, position] = u.log() > log_p - draft.log_probability
+        first = rejected & (rejected.long().cumsum(-1) == 1)
+        behind = (rejected.long().cumsum(-1) > 0) & ~first & where
+        state.confidence[row, position] = log_p.exp().to(state.confidence.dtype)
+        if bool(first.any()):
+            again = first[where].nonzero()[:, 0]
+            v = state.uniform("again", attempts)[first]
+            laws = zip(
+                self._laws(state, final[again], first), self._laws(state, draft.final[again], first), strict=True
+            )
+            tokens = torch.empty_like(again)
+            for (part, p), (_, q) in laws:
+                tokens[part] = p.above(q).draw(state, v[part])
+            state.tokens[first] = tokens
+        state.remask(behind)
+        return where & ~behind
+
+    def _laws(self, state: SamplerState, final: Tensor, where: Tensor) -> Iterator[tuple[Tensor, "_Law"]]:
+        """Slices of the N positions `where`, and what is drawn there, as filters leave it from left to right."""
+        row, position = where.nonzero(as_tuple=True)
+        columns = torch.arange(where.shape[1], device=where.device)
+        for part in torch.arange(len(row), device=row.device).split(slice_size(state.network.vocabulary.size)):
+            # Filters see what is left of a position, as if the rest were not written yet.
+            seen = state.tokens[row[part]]
+            unwritten = state.open[row[part]] & (columns >= position[part][:, None])
+            seen = seen.masked_fill(unwritten, state.network.vocabulary.mask_id)
+            sites = Sites(seen, torch.arange(len(part), device=part.device), position[part])
+            raw = logits = state.network.logits(final[part])
+            check_finite(raw.amax(-1, keepdim=True), sites)
+            for each in state.filters:
+                logits = each(logits, sites)
+            top = logits.amax(-1, keepdim=True)
+            check_drawable(logits, top, sites, state.filters, state.network.vocabulary.mask_id)
+            yield part, _Law(sites, raw, logits)
+
+
+class _Draft(NamedTuple):
+    """Features [N, D] that tokens [N] were drawn from, and the log-probability [N] of each."""
+
+    final: Tensor
+    tokens: Tensor
+    log_probability: Tensor
+
+
+class _Law(NamedTuple):
+    """Where tokens are drawn, and the logits [n, V] before and after the filters."""
+
+    sites: Sites
+    raw: Tensor
+    logits: Tensor
+
+    def log_probability(self, tokens: Tensor) -> Tensor:
+        """[n] of one token each."""
+        return self.logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+    def draw(self, state: SamplerState, u: Tensor) -> Tensor:
+        """A token [n] at each site from a uniform number [n] each."""
+        tokens = inverse_cdf(self.logits, u)
+        if state.on_draw is not None:
+            state.on_draw(self.sites, Prediction(self.raw, self.logits, tokens, self.log_probability(tokens).exp()))
+        return tokens
+
+    def above(self, other: "_Law") -> "_Law":
+        """(p - q)+, normalised; p where rounding leaves nothing of it."""
+        p, q = (law.logits.double().softmax(-1) for law in (self, other))
+        excess = (p - q).clamp_min(0)
+        return self._replace(logits=torch.where(excess.sum(-1, keepdim=True) > 0, excess, p).log())

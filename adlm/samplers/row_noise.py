@@ -1,0 +1,45 @@
+"""The random numbers of a canvas: each belongs to a name, a row's sample id and a position, whatever else is filled.
+
+They are made on the host, where a few of them cost a fraction of what the kernels of a device do.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adlm.randomness import Noise, bits_at, uniform_at
+
+Name: TypeAlias = str | int | NDArray[np.int64]  # an array [B] has the part of each row
+
+
+class RowNoise:
+    """Noise for sample ids [B] and positions up to a length L."""
+
+    def __init__(self, noise: Noise, sample_ids: Tensor, length: int) -> None:
+        self.noise = noise
+        self._ids = sample_ids.cpu().numpy().astype(np.int64).view(np.uint64)
+        self._positions = np.arange(length, dtype=np.uint64)
+
+    def uniform(self, *name: Name) -> NDArray[np.float64]:
+        """[B, L] in (0, 1)."""
+        return uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions)
+
+    def uniforms(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
+        """[steps, B, L]: `uniform(name, step)` of each step."""
+        seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
+        return uniform_at(seeds[:, None, None], self._ids[:, None], self._positions)
+
+    def bits(self, name: Sequence[Name], row: Tensor, position: Tensor) -> NDArray[np.int64]:
+        """[N] random bits, one number for each row and position [N]."""
+        rows, seeds = row.cpu().numpy(), self._seeds(name)
+        own = seeds if len(seeds) == 1 else seeds[rows]
+        return bits_at(own, self._ids[rows], position.cpu().numpy().view(np.uint64)).view(np.int64)
+
+    def _seeds(self, name: Sequence[Name]) -> NDArray[np.uint64]:
+        """[B], or [1] if the name is the same for all rows."""
+        size = max((len(part) for part in name if isinstance(part, np.ndarray)), default=1)
+        each = [part.tolist() if isinstance(part, np.ndarray) else [part] * size for part in name]
+        return np.array([self.noise.fork(*own).seed for own in zip(*each, strict=True)], dtype=np.uint64)
