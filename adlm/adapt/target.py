@@ -4,7 +4,7 @@ The shift is kept in all of them: position l reads token l - 1, as the weights h
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from adlm.anchors.rules import RareInSequence
 from adlm.diffusion.blocks import BlockMasking
@@ -94,7 +94,7 @@ class Target:
         attention: Attention = "block" if size else "full"
         if source.stages == 2 or self.kind in ("block", "masked"):
             return source.variant(attention=attention, block_size=size, shift=True)
-        assert isinstance(source, OneStageConfig)
+        source = cast("OneStageConfig", source)  # a causal network of one stage, of this package
         layers, tied, positions = source.stack.layers, source.tied, source.positions
         if self.kind == "towers":
             half = max(1, layers // 2)

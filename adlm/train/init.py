@@ -84,15 +84,7 @@ class AnchorFrom(Init):
 
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         asked = f"asked to start the anchor stage from {self.model}"
-        if not isinstance(model, TwoStage):
-            found = f"the run trains {type(model).__name__}, which has no anchor stage"
-            raise ModelError(asked, found, "use Finetune", subject="init")
-        other = _load(self.model, tokenizer, asked)
-        if not isinstance(other, OneStage):
-            fix = "name a model with one stage; init=Finetune takes a whole model"
-            raise ModelError(
-                asked, f"it is {type(other).__name__}, not a model with one stage", fix, subject=self.model
-            )
+        model, other = _two_and_one(model, self.model, tokenizer, asked)
         ours, theirs = model.config, other.config
         differences = [
             *_differences("network.anchor", ours.anchor, theirs.stack),
@@ -122,16 +114,10 @@ class SplitFrom(Init):
 
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         asked = f"asked to split {self.model} into two stages"
-        other = _load(self.model, tokenizer, asked)
-        if not isinstance(model, TwoStage) or not isinstance(model.config.hand_over, Continued):
-            raise ModelError(
-                asked,
-                "the run has another network",
-                "use a two-stage network with hand_over=Continued",
-                subject="network.hand_over",
-            )
-        if not isinstance(other, OneStage):
-            raise ModelError(asked, f"it is {type(other).__name__}", "name a model with one stage", subject=self.model)
+        model, other = _two_and_one(model, self.model, tokenizer, asked)
+        if not isinstance(model.config.hand_over, Continued):
+            found = f"hand_over={type(model.config.hand_over).__name__} in the run"
+            raise ModelError(asked, found, "set network.hand_over=Continued", subject="network.hand_over")
         ours, theirs = model.config, other.config
         layers = sum(ours.layers)
         differences = [
@@ -216,6 +202,18 @@ def _inverse(matrix: Tensor) -> Tensor:
     """The pseudo-inverse M+ = (M^T M)+ M^T of [V, D], by way of the small side."""
     wide = matrix.double().mT
     return torch.linalg.pinv(wide @ wide.mT, hermitian=True) @ wide
+
+
+def _two_and_one(model: LanguageModel, name: str, tokenizer: Tokenizer, asked: str) -> tuple[TwoStage, OneStage]:
+    """The model of a run, if it has two stages, and another of one stage that starts it."""
+    if not isinstance(model, TwoStage):
+        found = f"the run trains {type(model).__name__}, which has no anchor stage"
+        raise ModelError(asked, found, "use Finetune", subject="init")
+    other = _load(name, tokenizer, asked)
+    if not isinstance(other, OneStage):
+        fix = "name a model with one stage; init=Finetune takes a whole model"
+        raise ModelError(asked, f"it is {type(other).__name__}, not a model with one stage", fix, subject=name)
+    return model, other
 
 
 def _load(name: str, tokenizer: Tokenizer, asked: str) -> LanguageModel:

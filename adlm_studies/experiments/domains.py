@@ -151,7 +151,7 @@ class Domains(Study):
             StudyStep(
                 f"{name}/{model.lower()}/seed-{seed}",
                 TrainWithSharedTokenizer(
-                    self._run(name, model, seed), self.rows, self.draws, _others(name, names), 0, shared
+                    self._run(name, model, seed), self.rows, self.draws, _others(name, names), 0, tokenizer=shared
                 ),
                 {"corpus": name, "model": model, "seed": seed},
                 (shared,),

@@ -87,7 +87,7 @@ def test_the_demo_runs_to_its_end(tmp_path, capsys):
     assert all(name in shown for name in ("AR", "MDLM", "ADLM", "perplexity"))
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     trained = [each for each in results["outcomes"] if "model" in each["labels"]]
-    assert [each["name"] for each in trained] == ["ar", "mdlm", "adlm"]
+    assert [each["name"] for each in trained] == ["ar", "mdlm", "adlm", "adlm-block"]
     for each in trained:
         (score,) = each["result"]["scores"].values()
         assert score["nats_per_token"]["error"] > 0

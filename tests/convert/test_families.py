@@ -272,7 +272,7 @@ def test_parameters_and_work_are_counted(grouped):
     network, vocabulary = grouped.config.network, grouped.config.vocabulary
     stack = network.stack
     assert count_parameters(network, vocabulary).total == sum(p.numel() for p in grouped.network.parameters())
-    before, after = stack.block_work(0)
+    before, after = stack.block_work(1, 0)
     block = grouped.network.stack.blocks[0]
     assert before == block.qkv.weight.numel()
     assert after == block.out.weight.numel() + block.up.weight.numel() + block.down.weight.numel()

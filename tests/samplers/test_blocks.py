@@ -150,7 +150,7 @@ def test_a_row_that_has_ended_is_not_continued():
 @pytest.mark.parametrize(
     ("arguments", "subject"),
     [
-        ({"size": 0}, "block_size"),
+        ({"size": -1}, "block_size"),
         ({"size": 4, "window": 3}, "window"),
         ({"inner": Blocks()}, "Blocks.inner"),
         ({"filters": (Temperature(0.5),)}, "Blocks.filters"),
