@@ -84,6 +84,8 @@ def decodings(source: TextModel, adapted: TextModel, sizes: Sequence[int], *, se
 
 
 def _judged(judge: TextModel, texts: Sequence[str]) -> float:
-    """Nats per token of texts under a left-to-right model."""
-    scores = [judge.score(text) for text in texts if text]
-    return sum(score.nats.mean for score in scores) / max(1, sum(len(score.tokens) for score in scores))
+    """Nats per token of texts under a left-to-right model, without the end, which texts of limited length may lack."""
+    end = len(judge.config.packing.frame(judge.tokenizer.roles)[1])
+    surprises = [judge.score(text).surprise for text in texts if text]
+    nats = [each for surprise in surprises for each in surprise[: len(surprise) - end]]
+    return sum(nats) / max(1, len(nats))

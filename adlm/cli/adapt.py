@@ -106,9 +106,10 @@ def _print(report: AdaptReport, folder: Path) -> None:
     for row in report.rows():
         table.add_row(*row)
     console().print(table)
-    table = Table("decoding", "tokens per second", "nats per token under the source", "a sample")
+    table = Table("decoding", "tokens per second", "nats per token under the source")
     for each in report.decodings:
-        sample = " ".join(each.sample.split())
-        table.add_row(each.name, f"{each.tokens_per_second:,.0f}", f"{each.judged_nats:.2f}", sample[:160])
+        table.add_row(each.name, f"{each.tokens_per_second:,.0f}", f"{each.judged_nats:.2f}")
     console().print(table)
+    for each in report.decodings:
+        console().print(f"{each.name}: {' '.join(each.sample.split())[:300]}", highlight=False, markup=False)
     console().print(f'The model is in {folder}/: adlm.load("{folder.as_posix()}")', highlight=False)

@@ -125,6 +125,9 @@ class Prompts(DataConfig):
             prompts = [_text(record, self.prompt, where) + self.separator for where, record in some]
             responses = [_text(record, self.response, where) for where, record in some]
             before, after = tokenizer.encode_batch(prompts), tokenizer.encode_batch(responses, first=False)
+            alone = [i for i, prompt in enumerate(prompts) if not prompt]  # these responses begin their texts
+            for i, ids in zip(alone, tokenizer.encode_batch([responses[i] for i in alone]), strict=True):
+                after[i] = ids
             for (where, _), prompt, response, first, then in zip(some, prompts, responses, before, after, strict=True):
                 if not len(then):
                     asked = f"asked to learn the response at {where}"

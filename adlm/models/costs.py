@@ -34,7 +34,7 @@ def count_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> Paramete
     return Parameters(sum(n for wide, n in sizes if wide), sum(n for wide, n in sizes if not wide))
 
 
-class Sites(NamedTuple):
+class SiteCounts(NamedTuple):
     """At how many sites a row of `length` tokens is read: in block diffusion at those of two copies.
 
     See `adlm.models.two_copies`. Others have only noisy sites, one for each token.
@@ -54,7 +54,7 @@ class Sites(NamedTuple):
         return self.noisy * self.all + self.clean**2
 
 
-def sites_of(network: NetworkConfig, length: int, block_size: int | None = None) -> Sites:
+def sites_of(network: NetworkConfig, length: int, block_size: int | None = None) -> SiteCounts:
     """Of a pass over rows of `length`, in blocks of the network's size, another one, or whole rows (0).
 
     A shifted network reads the last token of a block, if it is visible, at a site of its own. In training that is so
@@ -62,11 +62,11 @@ def sites_of(network: NetworkConfig, length: int, block_size: int | None = None)
     """
     size = network.block_size if block_size is None else block_size or length
     if network.attention != "block" or (size == 1 and network.shifted):  # blocks of one token are left to right
-        return Sites(length, length, 0)
+        return SiteCounts(length, length, 0)
     blocks = -(-length // size)
     length = blocks * size
     last = round(blocks * (size - 1) / (2 * size)) if network.shifted else 0
-    return Sites(length, length + last, length - size)
+    return SiteCounts(length, length + last, length - size)
 
 
 class ForwardWork(NamedTuple):
@@ -187,7 +187,7 @@ def activation_bytes(
     return round(widths * network.width + 4 * mask)
 
 
-def _kept_pairs(sites: Sites) -> int:
+def _kept_pairs(sites: SiteCounts) -> int:
     """Attention probabilities per site and head that a CPU keeps: those over few keys."""
     if not sites.clean:
         return sites.all if sites.all <= SHORT else 0

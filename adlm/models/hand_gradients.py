@@ -60,6 +60,35 @@ class Convolution(torch.autograd.Function):
         return grad_x, grad_w, None, None
 
 
+class GatheredConvolution(torch.autograd.Function):
+    """x [B, L, D] + sum_k weight_k x_{index_k} with weight [K, D]: neighbours anywhere, as in block diffusion.
+
+    `index` [K, B L] has flat numbers of positions, B L for none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+        w = weight.to(x.dtype)
+        table = torch.cat([x.flatten(0, 1), x.new_zeros(1, x.shape[-1])])
+        ctx.dtype = weight.dtype
+        ctx.save_for_backward(table, w, index)
+        out = table[:-1].clone()
+        for k, numbers in enumerate(index):
+            out.addcmul_(table.index_select(0, numbers), w[k])
+        return out.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        table, w, index = ctx.saved_tensors
+        g = grad.reshape(-1, grad.shape[-1])
+        grad_table, grad_w = torch.cat([g, g.new_zeros(1, g.shape[-1])]), torch.zeros_like(w, dtype=ctx.dtype)
+        for k, numbers in enumerate(index):
+            grad_table.index_add_(0, numbers, g * w[k])
+            grad_w[k] = table.index_select(0, numbers).mul_(g).sum(0)
+        return grad_table[:-1].view_as(grad), grad_w, None
+
+
 def _shifts(length: int, size: int, before: int) -> list[tuple[int, slice, slice]]:
     """For each neighbour but the position itself: its number k, the positions that have it, and where it is."""
     shifts = [(k, k - before) for k in range(size)]

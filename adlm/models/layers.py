@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
-from adlm.models.hand_gradients import Attention, Convolution, Heads, by_hand, short_rows
+from adlm.models.hand_gradients import Attention, Convolution, GatheredConvolution, Heads, by_hand, short_rows
 
 
 class Layout(NamedTuple):
@@ -225,13 +225,16 @@ class ShortConvolution(nn.Module):
     def _gathered(self, x: Tensor, read: Tensor, neighbours: Tensor) -> Tensor:
         """Of x [B, S, D], with the entries [B|1, size, S] of `read` [B, K, D] that stand around each; -1 is zero."""
         rows, entries = len(x), read.shape[1]
-        # Whole rows of one table: gathering element by element is half as fast, and its gradient slower still.
-        table = F.pad(read, (0, 0, 0, 1)).flatten(0, 1)
-        first = torch.arange(rows, device=x.device)[:, None, None] * (entries + 1)
-        index = torch.where(neighbours < 0, entries, neighbours) + first
+        first = torch.arange(rows, device=x.device)[:, None, None] * entries
+        index = torch.where(neighbours < 0, rows * entries, neighbours + first).transpose(0, 1).flatten(1)
+        if read is x and by_hand(x):
+            out: Tensor = GatheredConvolution.apply(x, self.weight, index)
+            return out
+        # Whole rows of one table: gathering element by element is half as fast.
+        table = F.pad(read.flatten(0, 1), (0, 0, 0, 1))
         out = x
         for k, weight in enumerate(self.weight.to(x.dtype)):
-            out = torch.addcmul(out, table.index_select(0, index[:, k].flatten()).view_as(x), weight)
+            out = torch.addcmul(out, table.index_select(0, index[k]).view_as(x), weight)
         return out
 
 

@@ -157,15 +157,14 @@ class StackConfig:
         The residual stream before each half, in float32; and in the type of matrix products, of `short` bytes, its two
         normalised inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2 ratio
         in all, and a gated MLP twice its width more. Dropout adds 2, a convolution 1, normalised queries and keys 3,
-        the time 2 of float32 and 2 more. In block diffusion, what the heads gather is joined from two parts, and a
-        convolution keeps all that it reads.
+        the time 2 of float32 and 2 more. In block diffusion, what the heads gather is joined from two parts.
         """
         queries, keys = (heads * self.channels / self.width for heads in (self.heads, self.key_heads))
         attention = 1 + 2 * queries + 2 * keys + 1.5 * (queries + keys) * self.query_key_norm
         mlp = (4 if self.mlp == "swiglu" else 2) * self.mlp_width / self.width
         before = 4 + short * (attention + bool(self.convolution)) + 4 * self.timed
         if self.attention == "block":
-            before += short + 4 * self.convolution
+            before += short
         after = 4 + short * (1 + mlp + 2 * bool(self.dropout)) + (4 + 2 * short) * self.timed
         return round(before), round(after)
 

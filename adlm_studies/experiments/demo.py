@@ -10,8 +10,10 @@ from adlm.data.catalog import open_source
 from adlm.data.config import Corpus
 from adlm.data.packing import Wrapped
 from adlm.data.stories import Stories
+from adlm.diffusion.blocks import BlockMasking
 from adlm.models.hand_over import Continued
 from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.objective import MaskedObjective
 from adlm.recipes import small
 from adlm.text_model import TextModel
 from adlm.train.run import Run, ValidationConfig
@@ -157,7 +159,10 @@ def _from_ar(run: Run) -> Run:
         block_size=run.network.block_size,
         shift=True,
     )
-    return replace(run, network=network)
+    # A third of the rows left to right, so that the model still verifies what it drafts.
+    size, objective = run.network.block_size, run.objective
+    assert isinstance(objective, MaskedObjective)
+    return replace(run, network=network, objective=replace(objective, corruption=BlockMasking((1, size, size))))
 
 
 def mark(corpus: str, text: str) -> str:

@@ -3,7 +3,7 @@
     python -m benchmarks.train.blocks [--rounds 7]
 
 Both read the same tokens with the same network, but for its attention. Forward and backward pass of the loss, without
-the optimizer, one thread, the two in turn; ratios are those of the quickest steps.
+the optimizer, one thread, the two in turn; ratios are those of the least CPU time, since other programs may run.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def main() -> None:
         "train_blocks",
         rows,
         conclusion={"highest ratio": f"{highest:.2f}, goal at most 1.8"},
-        method=f"quickest of {options.rounds} steps, in turn, one thread",
+        method=f"CPU time, least of {options.rounds} steps, in turn, one thread",
     )
 
 

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from adlm.adapt import open_left_to_right
 from adlm.adapt.self_text import sample_self, self_data, self_texts
 from adlm.data.packing import Padded
 from adlm.errors import ConfigError, OutOfRange
 from tests.adapt.models import left_to_right
+from tests.convert.test_llama2c import files as llama2c  # noqa: F401
 from tests.errors import raises
 
 
@@ -64,3 +66,15 @@ def test_texts_of_another_model_or_too_few_are_refused(tmp_path):
 def test_no_more_texts_are_used_than_asked_for(tmp_path, count):
     sample_self(left_to_right(), tmp_path, count, length=8)
     assert len(list(self_texts(tmp_path))) <= count
+
+
+def test_rows_begin_as_texts_do_for_tokenizers_that_put_a_space_first(llama2c, tmp_path):  # noqa: F811
+    model = open_left_to_right(llama2c[0])
+    model.save(tmp_path / "model")
+    sample_self(model, tmp_path / "self", 20, length=8)
+    table = self_data(tmp_path / "self", str(tmp_path / "model"), Padded(8, begin=False)).prepare().train
+    texts = [json.loads(line)["response"] for line in (tmp_path / "self" / "train.jsonl").read_text().splitlines()]
+    assert len(table) == len(texts)
+    for row, text in zip(table.tokens(np.arange(len(table))), texts, strict=True):
+        ids = model.tokenizer.encode(text)[:8]
+        assert row[: len(ids)].tolist() == ids.tolist()

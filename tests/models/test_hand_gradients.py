@@ -121,3 +121,24 @@ def test_a_stack_computes_the_same_both_ways(both_ways, attention, dropout):
 
     for hand, plain in both_ways(function, drawn(ROWS, LENGTH, 12)):
         torch.testing.assert_close(hand, plain)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_convolution_over_neighbours_anywhere(shared):
+    convolution = ShortConvolution(WIDTH, 3).double()
+    torch.nn.init.normal_(convolution.weight)
+    x = torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True)
+    neighbours = torch.randint(-1, 7, (1 if shared else 2, 3, 7), generator=torch.Generator().manual_seed(0))
+    found = convolution._gathered(x, x, neighbours)
+    with torch.no_grad():
+        plain = convolution._gathered(x, x, neighbours)
+    torch.testing.assert_close(found, plain)
+    expected = x
+    for k, weight in enumerate(convolution.weight):
+        entry = neighbours[:, k, :, None]
+        expected = expected + x.take_along_dim(entry.clamp_min(0), 1) * (entry >= 0) * weight
+    torch.testing.assert_close(found, expected)
+    slope = torch.randn(found.shape, dtype=found.dtype)
+    inputs = (x, convolution.weight)
+    for one, two in zip(*(torch.autograd.grad(y, inputs, slope) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(one, two)

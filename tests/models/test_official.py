@@ -44,7 +44,7 @@ class Given(Corruption):
     def __init__(self, expected) -> None:
         object.__setattr__(self, "expected", expected)
 
-    def __call__(self, batch, mask_id, noise):
+    def __call__(self, batch, mask_id, noise, progress=1.0):
         return self.at(None, batch, mask_id, noise)
 
     def at(self, level, batch, mask_id, noise):
