@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from adlm.randomness import _GOLDEN, Noise, _mix, _signed, stream
+from adlm.randomness import _GOLDEN, Noise, _mix, _signed, bits_at, stream, uniform_at
 
 
 def test_a_row_is_the_same_in_any_batch():
@@ -29,6 +29,15 @@ def test_the_numbers_of_a_cpu_are_those_of_other_devices(seed):
     rows = torch.tensor([0, 5, 2**40, -7])
     assert torch.equal(Noise(seed).bits(rows, 33), stream(_mix(rows + _signed(_GOLDEN)) ^ _signed(seed), 33))
     assert torch.equal(Noise(seed).bits(rows[::2], 33), Noise(seed).bits(rows, 33)[::2])
+
+
+def test_numbers_of_several_families_and_few_positions_are_those_of_each():
+    seeds, rows, positions = np.array([3, 2**63 + 5, 3], np.uint64), np.array([0, 9, 9], np.uint64), np.arange(3) * 7
+    at = positions.astype(np.uint64)
+    for i, (seed, row, position) in enumerate(zip(seeds.tolist(), rows.tolist(), positions.tolist(), strict=True)):
+        row = torch.tensor([row])
+        assert bits_at(seeds, rows, at).view(np.int64)[i] == Noise(seed).bits(row, 20)[0, position]
+        assert uniform_at(seeds, rows, at)[i] == Noise(seed).uniform(row, 20)[0, position]
 
 
 def test_uniform_numbers_are_uniform_and_uncorrelated():

@@ -156,30 +156,32 @@ class Forced(Filter):
         return torch.where((sites.position == self.position)[:, None], forced, logits)
 
 
-def check_finite(top: Tensor, sites: Sites) -> None:
-    """Refuse what the network gave where its largest logits [N, 1] are nonsense; before the filters, which could hide
-    it."""
-    if (wrong := _not_finite(top)) is not None:
+def check_finite(logits: Tensor, sites: Sites) -> None:
+    """Refuse what the network gave [N, V] where it is nonsense; before the filters, which could hide it."""
+    if (wrong := _not_finite(logits)) is not None:
         fix = "check its weights: adlm.load reads them as they are"
         raise ConfigError(_asked(wrong, sites), "the model's logits are not finite", fix, subject="logits")
 
 
-def check_drawable(logits: Tensor, top: Tensor, sites: Sites, filters: Sequence[Filter], mask_id: int) -> None:
+def check_drawable(
+    logits: Tensor, sites: Sites, filters: Sequence[Filter], mask_id: int, *, changed: bool = True
+) -> None:
     """Refuse to draw from logits [N, V] where filters or constraints leave nothing, or the mask.
 
     Args:
-        top: the largest logit of each row [N, 1].
+        changed: False if no filter or constraint has touched them.
     """
-    if (wrong := _not_finite(top)) is not None:
+    if changed and (wrong := _not_finite(logits)) is not None:
         names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
         raise ConfigError(_asked(wrong, sites), f"no token is left by {names}", "allow more", subject=names)
     if len(logits) and logits[:, mask_id].amax().item() > -math.inf:
         raise ConfigError(f"the mask token {mask_id} cannot be forced", subject="Forced.token")
 
 
-def _not_finite(top: Tensor) -> Tensor | None:
-    """[N, 1] bool, or None if all are finite, as the sum of finite numbers nearly always says alone."""
-    if math.isfinite(top.sum().item()):
+def _not_finite(logits: Tensor) -> Tensor | None:
+    """[N] bool, where the largest logit is not finite; nan is the largest of all. None if all are."""
+    top = logits.amax(-1)
+    if math.isfinite(top.sum().item()):  # one number nearly always says it
         return None
     wrong = ~top.isfinite()
     return wrong if bool(wrong.any()) else None

@@ -54,6 +54,7 @@ def times(step: int, steps: int) -> tuple[float, float]:
     return 1 - step / steps, 1 - (step + 1) / steps
 
 
+@lru_cache(maxsize=1 << 14)
 def told_time(schedule: Schedule, alpha: float) -> float:
     """The time at which a fraction alpha is visible. It is not that of the step, if a rule lets time stand."""
     return schedule.inverse(torch.tensor(alpha, dtype=torch.float64)).clamp(0, 1).item()

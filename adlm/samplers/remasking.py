@@ -7,6 +7,7 @@ whatever sigma is. It must not exceed sigma_max = min(1, (1 - alpha_s) / alpha_t
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class RemaskRule(ABC):
         Args:
             confidence: [B, L], the probability that each visible token had when it was drawn; inf elsewhere.
         """
-        alpha_t, alpha_s = (schedule.alpha(torch.tensor(x, dtype=torch.float64)).item() for x in (t, s))
+        alpha_t, alpha_s = _alpha(schedule, t), _alpha(schedule, s)
         most = min(1.0, (1 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
         return ReverseStep(alpha_t, alpha_s, self.sigma(RemaskContext(alpha_t, alpha_s, most, confidence)))
 
@@ -186,6 +187,11 @@ class Loop(RemaskRule):
 
     def sigma(self, step: RemaskContext) -> float:
         return min(self.eta, step.sigma_max)
+
+
+@lru_cache(maxsize=1 << 14)
+def _alpha(schedule: Schedule, t: float) -> float:
+    return schedule.alpha(torch.tensor(t, dtype=torch.float64)).item()
 
 
 def _check_fraction(name: str, value: float) -> None:

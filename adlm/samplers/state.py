@@ -252,15 +252,12 @@ class SamplerState:
 
     def _predicted(self, final: Tensor, sites: Sites, bits: Tensor) -> Prediction:
         raw = logits = self.network.logits(final)
-        top = raw.amax(-1, keepdim=True)
-        check_finite(top, sites)
+        check_finite(raw, sites)
         if self.canvas.constraints:
             logits = hold(logits, sites, self.canvas.constraints)
         for each in self.filters:
             logits = each(logits, sites)
-        if logits is not raw:
-            top = logits.amax(-1, keepdim=True)
-        check_drawable(logits, top, sites, self.filters, self.network.vocabulary.mask_id)
+        check_drawable(logits, sites, self.filters, self.network.vocabulary.mask_id, changed=logits is not raw)
         prediction = Prediction(raw, logits, *draw_measured(logits, bits))
         if self.on_draw is not None:
             self.on_draw(sites, prediction)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adlm.randomness import Noise
 from adlm.samplers import draw as module
-from adlm.samplers.draw import draw, inverse_cdf, race
+from adlm.samplers.draw import draw, draw_measured, inverse_cdf, race
 from tests.samplers.processes import assert_drawn_from
 
 
@@ -38,6 +38,14 @@ def test_both_ways_of_drawing_have_the_law_of_the_logits(logits):
     assert_drawn_from(law, inverse_cdf(rows.double(), uniform_of(n, 1)))
     assert_drawn_from(law, race(rows, bits_of(n)))
     assert torch.equal(draw(rows, bits_of(n)), inverse_cdf(rows, uniform_of(n)))
+
+
+@pytest.mark.parametrize("samples", [3, 2000])  # by one pass, and by blocks
+def test_a_draw_knows_its_probability(samples):
+    logits = 3 * torch.randn(samples, 50, generator=torch.Generator().manual_seed(1))
+    tokens, probability = draw_measured(logits, bits_of(samples))
+    assert torch.equal(tokens, draw(logits, bits_of(samples)))
+    assert torch.allclose(probability, logits.softmax(-1).gather(-1, tokens[:, None])[:, 0], rtol=1e-5)
 
 
 def drawn(logits, u, few):

@@ -21,7 +21,9 @@ from adlm.samplers import (
     Ordered,
     PerStep,
     Temperature,
+    orders,
 )
+from adlm.samplers.orders import entropy
 from adlm.samplers.paces import Ranked
 from tests.conftest import TableModel
 from tests.errors import raises
@@ -125,6 +127,33 @@ def test_an_entropy_bound_takes_as_many_as_a_plain_loop_does(entropies, gamma):
         taken = n
     assert taken >= 1
     assert EntropyBound(gamma).count(ranked([0.5] * len(entropies), entropies)).tolist() == [taken, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-60, 60) | st.just(-math.inf), min_size=1, max_size=6))
+def test_entropies_are_those_of_the_distribution(logits):
+    law = torch.tensor([[*logits, 0.0]], dtype=torch.float64)
+    exact = torch.special.entr(law.softmax(-1)).sum(-1)
+    assert torch.allclose(entropy(law), exact, atol=1e-12)
+    assert torch.allclose(entropy(law.float()), exact.float(), atol=1e-5)
+
+
+class Counted(EntropyBound):
+    reads_entropy = False
+
+    def count(self, view):
+        assert view.entropy.isinf().all()
+        return super().count(view)
+
+
+def test_entropies_are_computed_for_paces_that_read_them_alone(monkeypatch):
+    canvas, asked = Canvas.blank(2, 3, MASK), []
+    monkeypatch.setattr(orders, "entropy", lambda logits: asked.append(len(logits)) or entropy(logits))
+    Ordered(pace=PerStep(1)).sample(fixed(), canvas, noise=Noise(0))
+    Ordered(pace=Counted(0.1)).sample(fixed(), canvas, noise=Noise(0))
+    assert not asked
+    Ordered(pace=EntropyBound(0.1)).sample(fixed(), canvas, noise=Noise(0))
+    assert asked
 
 
 def test_paces_are_kept_by_the_sampler():

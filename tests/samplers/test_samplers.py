@@ -35,6 +35,7 @@ from adlm.samplers import (
     LeftToRight,
     Loop,
     Margin,
+    Never,
     Ordered,
     PerStep,
     Remasking,
@@ -206,6 +207,25 @@ def test_rows_in_which_nothing_is_revealed_are_not_computed(steps):
     assert model.calls <= min(steps, 6)
     assert 0 not in model.rows
     assert sum(model.asked) == 6, "the head is asked for what is revealed and for nothing else"
+
+
+@pytest.mark.parametrize("rule", [Never(), Cap(0.3), Loop()], ids=repr)
+@pytest.mark.parametrize("steps", [1, 7, 300])
+def test_rows_share_passes_across_steps_and_a_callback_changes_no_token(rule, steps):
+    """Without a callback the k-th reveals of all rows are one pass, each at its own time and with its own noise."""
+    canvas = Canvas.infilling([[MASK] * 6, [1, MASK, MASK, 2, MASK, MASK], [1, 2, 0, 1, 2, 0], [MASK] * 6], MASK)
+    sampler, seen = Remasking(steps=steps, rule=rule), []
+    model = networks("adlm-timed", vocabulary=VOCABULARY)["adlm-timed"]
+    alone = sampler.sample(model, canvas, noise=Noise(8))
+    watched = sampler.sample(model, canvas, noise=Noise(8), on_step=lambda view: seen.append(view.fresh))
+    assert torch.equal(alone.tokens, watched.tokens)
+    assert alone.network_calls == watched.network_calls
+    assert len(seen) == steps
+    turns = torch.stack(seen).any(-1).sum(0).max()  # reveals of the row that has most of them
+    passes, features = [], model.features
+    model.features = lambda tokens, t, **rest: passes.append(len(tokens)) or features(tokens, t, **rest)
+    sampler.sample(model, canvas, noise=Noise(8))
+    assert len(passes) == turns
 
 
 def test_first_hitting_makes_as_many_network_calls_as_there_are_blanks():
