@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -18,6 +19,7 @@ def command(
     host: str = "127.0.0.1",
     port: int = 8000,
     key: str | None = None,
+    key_file: Path | None = None,
     workers: int = 1,
     device: str = "auto",
     studio: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -34,6 +36,7 @@ def command(
         port: 0 takes any free one.
         key: what requests must bring as `Authorization: Bearer KEY`; better given as ADLM_KEY, which no list of
             processes shows.
+        key_file: several keys, one per line: the name of a client, a space, its key.
         workers: processes behind the port, each with the models; with several GPUs each has its own, on a CPU its
             share of the cores.
         device: auto, cpu, cuda or mps.
@@ -42,16 +45,17 @@ def command(
     """
     for package in ("fastapi", "uvicorn"):
         optional_module(package, extra="serve", purpose="serving")
-    from adlm.serve.server import Service, names_for, serve
+    from adlm.serve.server import Service, names_for, read_keys, serve
 
     service = Service(
         names_for([model, *beside]),
         host,
         port,
-        key or os.environ.get("ADLM_KEY") or None,
+        key if key is not None else os.environ.get("ADLM_KEY"),
         workers,
         device,
         studio,
+        {} if key_file is None else read_keys(key_file),
         limits,
     )
     with service.bound() as listening:

@@ -2,10 +2,10 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,34 +14,62 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from adlm import __version__
+from adlm.samplers.patterns import pattern_time
 from adlm.samplers.sampler import Sampler
 from adlm.scoring import Score
 from adlm.serve.batcher import Ticket
 from adlm.serve.completions import Completion, answer, piece, usage
+from adlm.serve.constraint_requests import InfillRequest, check_holes, wordings
+from adlm.serve.decisions import DecideRequest, decide
 from adlm.serve.engine import Engine, Job
 from adlm.serve.generation import GenerationJob
-from adlm.serve.guard import Guard
+from adlm.serve.guard import CLIENT, Guard
 from adlm.serve.limits import RequestRefused, check_given
 from adlm.serve.metrics import Metrics
-from adlm.serve.requests import CompletionRequest, GenerateRequest, InfillRequest, Name, Sampling, ScoreRequest
-from adlm.serve.responses import ERRORS, Completed, Filled, Health, ModelEntry, ModelList, SamplerEntry, ScoreResponse
-from adlm.serve.samplers import samplers_of
+from adlm.serve.requests import (
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    Name,
+    Sampling,
+    ScoreRequest,
+    TokenizeRequest,
+)
+from adlm.serve.responses import (
+    ERRORS,
+    Completed,
+    Decided,
+    Detokenized,
+    Filled,
+    Health,
+    ModelEntry,
+    ModelList,
+    SamplerEntry,
+    ScoreResponse,
+    Tokenized,
+)
+from adlm.serve.samplers import samplers_of, steps_of
 from adlm.serve.static_files import Page, pages
 from adlm.serve.streaming import Events, Stream, begun, line, refusal, results
+from adlm.serve.validation import explained
 from adlm.text_model import TextModel
 
+T = TypeVar("T")
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "events"}}
 _WHOLE_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {**_STREAM[200], "description": "texts, or events where a stream was asked for"}
 }
 
 
-def make_app(engine: Engine, *, key: str | None = None, studio: bool = False) -> FastAPI:
+def make_app(
+    engine: Engine, *, keys: Mapping[str, str] | None = None, studio: bool = False, fronted: bool = False
+) -> FastAPI:
     """The server's application. It starts the engine, and closes it at the end.
 
     Args:
-        key: asked of every request; None where only this machine can reach the server.
+        keys: by the names of clients; every request must bring one. None if only this machine can reach the server.
         studio: with the page.
+        fronted: requests come from the front of several workers.
     """
 
     @asynccontextmanager
@@ -52,7 +80,7 @@ def make_app(engine: Engine, *, key: str | None = None, studio: bool = False) ->
 
     app = FastAPI(title="adlm", version=__version__, lifespan=life, docs_url=None, redoc_url=None, responses=ERRORS)
     metrics = Metrics(engine)
-    app.add_middleware(Guard, limits=engine.limits, metrics=metrics, key=key)
+    app.add_middleware(Guard, limits=engine.limits, metrics=metrics, keys=keys, fronted=fronted)
     _explain_errors(app)
     _add_status(app, engine, metrics)
     _add_work(app, engine)
@@ -69,15 +97,12 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
+        first = explained(error.errors()[0])
         if request.method == "POST" and "json" not in request.headers.get("Content-Type", ""):
             return JSONResponse(
                 RequestRefused(400, "send JSON, with the header Content-Type: application/json").body(), 400
             )
-        param = ".".join(str(part) for part in first["loc"][1:])[:200] or None
-        message = first["msg"] if param is None else f"{param}: {first['msg']}"
-        code = "unsupported_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
-        return JSONResponse(RequestRefused(400, message, param=param, code=code).body(), 400)
+        return JSONResponse(first.body(), 400)
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> Response:
@@ -89,10 +114,16 @@ def _explain_errors(app: FastAPI) -> None:
 def _add_status(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     created = int(time.time())
 
+    def entry(name: str) -> ModelEntry:
+        sampling = engine.models[name].config.sampling
+        return {"id": name, "object": "model", "created": created, "owned_by": "adlm", "sampling": sampling}
+
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Health:
         return {"status": "ok"}
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Health:
         if engine.draining:
@@ -105,11 +136,11 @@ def _add_status(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
     @app.get("/v1/models")
     async def models() -> ModelList:
-        data: list[ModelEntry] = [
-            {"id": name, "object": "model", "created": created, "owned_by": "adlm", "sampling": model.config.sampling}
-            for name, model in engine.models.items()
-        ]
-        return {"object": "list", "data": data}
+        return {"object": "list", "data": [entry(name) for name in engine.models]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> ModelEntry:
+        return entry(engine.named(name))
 
     @app.get("/v1/samplers")
     async def samplers(model: Name | None = None) -> list[SamplerEntry]:
@@ -131,11 +162,15 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         }
         if ask.max_tokens is not None and (ways["canvas"] or ways["text"]):
             raise RequestRefused(400, "max_tokens is for a prompt; here the blanks say it", param="max_tokens")
+        if ask.text is not None and "[MASK" in ask.text:
+            _checked(check_holes, ask.text, limits)
         if sum(ways.values()) > 1:
             several = " and ".join(way for way, given in ways.items() if given)
             raise RequestRefused(400, f"{several} say different things; give one of them", param=several.split()[0])
         stream = Stream()
-        stream.follow(engine.submit(engine.named(ask.model), [GenerationJob(ask, sampler, limits, stream.tell)]))
+        stream.follow(
+            engine.submit(engine.named(ask.model), [GenerationJob(ask, sampler, limits, stream.tell)], _client(request))
+        )
 
         async def lines() -> AsyncIterator[str]:
             started = False
@@ -162,27 +197,66 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         head["model"] = name
         if not ask.stream:
             parts = [Completion(ask, prompt, sampler, _seed(ask), limits) for prompt in ask.prompts]
-            found = await results(request, engine.submit(name, parts))
+            found = await results(request, engine.submit(name, parts, _client(request)))
             return answer(ask, list(zip(parts, found, strict=True)), head)
         stream = Stream()
         lines = _streamed(request, engine, ask, sampler, head, stream)
         return Events(stream, await begun(lines, stream), limits.seconds)
 
+    @app.post("/tokenize")
+    async def tokenize(ask: TokenizeRequest) -> Tokenized:
+        """The token ids of a text, without begin and end tokens."""
+        tokenizer = engine.models[engine.named(ask.model)].tokenizer
+        ids = tokenizer.encode(ask.text).tolist()
+        return {"tokens": ids, "pieces": [tokenizer.token(i) for i in ids], "count": len(ids)}
+
+    @app.post("/detokenize")
+    async def detokenize(ask: DetokenizeRequest) -> Detokenized:
+        """The text of token ids. Special tokens leave no trace."""
+        tokenizer = engine.models[engine.named(ask.model)].tokenizer
+        if ask.tokens and max(ask.tokens) >= tokenizer.vocab_size:
+            found = f"tokens: ids of this model are below {tokenizer.vocab_size}"
+            raise RequestRefused(400, found, param="tokens", code="invalid_value")
+        return {"text": tokenizer.decode(ask.tokens)}
+
     @app.post("/v1/infill")
     async def infill(request: Request, ask: InfillRequest) -> Filled:
         """Texts with the holes filled."""
         sampler = _sampler(engine, ask, ask.n, None)
+        constraints = wordings(ask.constraints, limits)
 
         def work(model: TextModel, _: Ticket) -> list[str]:
             check_given(model, limits, ask.text)
-            row = model.infill_row(ask.text, seed=ask.seed)
+            check_holes(ask.text, limits)
+            model, chosen = model.read_for_holes(sampler)
+            with pattern_time(limits.pattern_seconds):
+                row = model.infill_row(ask.text, seed=ask.seed, constraints=constraints)
             canvas = model.rows.canvas([(row, k) for k in range(ask.n)])
             limits.check("tokens", int(canvas.open[0].sum()), param="text")
-            filled = model.fill(canvas, sampler=sampler, seed=ask.seed).tokens.tolist()
+            filled = model.fill(canvas, sampler=chosen, seed=ask.seed).tokens.tolist()
             return [model.rows.text(row, tokens) for tokens in filled]
 
-        (texts,) = await results(request, engine.submit(engine.named(ask.model), [work]))
+        (texts,) = await results(request, engine.submit(engine.named(ask.model), [work], _client(request)))
         return {"texts": texts}
+
+    @app.post("/v1/decide")
+    async def decisions(request: Request, ask: DecideRequest) -> Decided:
+        """Yes or no, a choice, a number or a score at each slot of a text, with the probability of each option."""
+        limits.check("options", sum(slot.count for slot in ask.slots), param="slots")
+
+        def work(model: TextModel, _: Ticket) -> list[dict[str, Any]]:
+            check_given(model, limits, ask.text)
+            return decide(model.both_sides, ask)
+
+        name = engine.named(ask.model)
+        (found,) = await results(request, engine.submit(name, [work], _client(request)))
+        return {"model": name, "decisions": found}
+
+    @app.post("/v1/chat/completions", responses=_WHOLE_OR_STREAM)
+    async def chat(request: Request) -> Response:
+        """Refused: the format of models has no chat template."""
+        message = "the models served here have no chat template; use /v1/completions"
+        raise RequestRefused(400, message, param="messages", code="no_chat_template")
 
     @app.post("/v1/score")
     async def score(request: Request, ask: ScoreRequest) -> ScoreResponse:
@@ -191,11 +265,16 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         def work(model: TextModel, _: Ticket) -> Score:
             return model.score(ask.text, seed=ask.seed)
 
-        (found,) = await results(request, engine.submit(engine.named(ask.model), [work]))
+        (found,) = await results(request, engine.submit(engine.named(ask.model), [work], _client(request)))
         nats = found.nats
         surprise = [_number(value) for value in found.surprise]
         return {"nats": _number(nats.mean), "error": _number(nats.error), "tokens": list(found.tokens),
                 "surprise": surprise}  # fmt: skip
+
+
+def _client(request: Request) -> str:
+    """Whose request it is, as the guard found."""
+    return str(request.scope.get(CLIENT, ""))
 
 
 def _seed(ask: CompletionRequest) -> int:
@@ -221,7 +300,7 @@ async def _streamed(
         return Completion(ask, prompt, sampler, _seed(ask), engine.limits, tell)
 
     parts = [part(i, prompt) for i, prompt in enumerate(ask.prompts)]
-    stream.follow(engine.submit(head["model"], parts))
+    stream.follow(engine.submit(head["model"], parts, _client(request)))
     started = False
     try:
         if ask.echo:
@@ -254,8 +333,17 @@ def _sampler(engine: Engine, ask: Sampling, n: int, tokens: int | None) -> Sampl
     limits.check("n", n)
     limits.check("tokens", tokens, param="max_tokens")
     limits.check("steps", ask.steps)
+    model = engine.models[engine.named(ask.model)]
+    sampler = _checked(model.sampler, ask.sampler, **ask.options)
+    if ask.steps is None and steps_of(sampler) > limits.steps:  # its default, or the model's own
+        sampler = _checked(model.sampler, ask.sampler, **{**ask.options, "steps": limits.steps})
+    return sampler
+
+
+def _checked(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """The result of a function, whose errors become refusals."""
     try:
-        return engine.models[engine.named(ask.model)].sampler(ask.sampler, **ask.options)
+        return function(*args, **options)
     except Exception as error:
         raise refusal(error) from error
 

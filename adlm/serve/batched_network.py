@@ -1,18 +1,21 @@
 """The network of one request, whose passes are computed together with those of other requests."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
+from adlm.models.block_cache import FinishedBlocks
 from adlm.models.cache import Cache
 from adlm.models.hand_over import AnchorState
-from adlm.models.language_model import LanguageModel
+from adlm.models.language_model import BlockFeatures, LanguageModel
 from adlm.samplers.network import NetworkWrapper
-from adlm.serve.network_calls import Alone, LogitsCall, NetworkCall, NetworkInput, NextToken, Pass
+from adlm.serve.block_pool import BlockPools, BlockReading
+from adlm.serve.network_calls import Alone, BlockPass, LogitsCall, NetworkCall, NetworkInput, NextToken, Pass
 from adlm.types import Features
 
-Ask = Callable[[NetworkCall], Any]
+Ask = Callable[[LanguageModel, NetworkCall], Any]
 
 
 class BatchedNetwork(NetworkWrapper):
@@ -22,12 +25,13 @@ class BatchedNetwork(NetworkWrapper):
     it waits once per step.
 
     Args:
-        ask: computes a call, see `Batcher.shared`.
+        ask: computes a call with a network, see `Batcher.shared`.
+        pools: for the caches of blocks.
     """
 
-    def __init__(self, network: LanguageModel, ask: Ask) -> None:
+    def __init__(self, network: LanguageModel, ask: Ask, pools: BlockPools) -> None:
         super().__init__(network)
-        self._ask, self._draws = ask, False
+        self._compute, self._pools, self._draws = ask, pools, False
         self._final: Tensor | None = None
         self._logits: Tensor | None = None
 
@@ -68,6 +72,28 @@ class BatchedNetwork(NetworkWrapper):
         self._final, self._logits = found.final, logits
         return found
 
+    def finished_blocks(self, rows: int, length: int) -> FinishedBlocks:
+        return self._pools.rows(rows, self.network.finished_blocks(rows, length).room)
+
+    def read_block(
+        self,
+        tokens: Tensor,
+        start: list[int],
+        cache: FinishedBlocks,
+        *,
+        rows: list[int] | None = None,
+        output_mask: Tensor | None = None,
+        stage: AnchorState | None = None,
+        left_to_right: bool = False,
+    ) -> BlockFeatures:
+        if output_mask is None:
+            positions, first = torch.arange(tokens.shape[1], device=tokens.device), tokens.new_tensor(start)[:, None]
+            output_mask = (positions >= first) & (positions < first + self.block_size)
+        reading = BlockReading(tokens, start, cache, rows, output_mask, stage, left_to_right)
+        found, logits = self._ask(BlockPass(reading, self.block_size, self._draws))
+        self._final, self._logits = found.final, logits
+        return found
+
     def logits(self, final: Tensor) -> Tensor:
         self._draws = True
         if final is self._final and self._logits is not None:
@@ -76,6 +102,9 @@ class BatchedNetwork(NetworkWrapper):
 
     def anchor_logits(self, anchor: Tensor) -> Tensor:
         return self._ask(LogitsCall(anchor, self.vocabulary.size, anchor=True))
+
+    def _ask(self, call: NetworkCall) -> Any:
+        return self._compute(cast("LanguageModel", self.network), call)
 
     def _times(self, t: Tensor | None) -> Tensor | None:
         return t if self.time_conditioned else None

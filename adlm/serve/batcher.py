@@ -6,13 +6,16 @@ each are quicker than one pass of all rows spread over two, since small products
 
 import threading
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from adlm.models.language_model import LanguageModel
 from adlm.serve.batched_network import BatchedNetwork
+from adlm.serve.block_pool import BlockPools
 from adlm.serve.network_calls import NetworkCall
 
 _LANES = 4  # at most: they share Python's one lock
@@ -49,9 +52,16 @@ class _Waiting:
 
     ticket: Ticket
     call: NetworkCall
+    network: LanguageModel  # as the request reads it: in blocks of some size, or from left to right
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     error: BaseException | None = None
+
+    @cached_property
+    def group(self) -> Hashable | None:
+        """See `NetworkCall.group`."""
+        own = self.call.group
+        return None if own is None else (own, self.network.attention, self.network.block_size)
 
 
 class Batcher:
@@ -64,6 +74,7 @@ class Batcher:
         self.network = network
         self.passes = self.rows = self.running = 0
         self._waiting: list[_Waiting] = []
+        self._pools = BlockPools()
         self._closed, self._took = False, 0.0
         self._changed = threading.Condition()
         self._ready = threading.Event()
@@ -99,10 +110,10 @@ class Batcher:
     def shared(self, ticket: Ticket) -> BatchedNetwork:
         """The network for one request."""
 
-        def ask(call: NetworkCall) -> Any:
+        def ask(network: LanguageModel, call: NetworkCall) -> Any:
             ticket.check()
             ticket.calls += call.rows > 0
-            waiting = _Waiting(ticket, call)
+            waiting = _Waiting(ticket, call, network)
             with self._changed:
                 if self._closed:
                     raise Cancelled
@@ -113,7 +124,7 @@ class Batcher:
                 raise waiting.error
             return waiting.result
 
-        return BatchedNetwork(self.network, ask)
+        return BatchedNetwork(self.network, ask, self._pools)
 
     def _work(self) -> None:
         threads = 0
@@ -134,7 +145,7 @@ class Batcher:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 # Threads that were answered together come back one after another: worth a quarter of a pass.
-                alone = bool(self._waiting) and self._waiting[0].call.group is None
+                alone = bool(self._waiting) and self._waiting[0].group is None
                 patience = 0.0 if alone else min(_PATIENCE, self._took / 4)
                 self._changed.wait_for(lambda: len(self._waiting) >= self._most or self._closed, patience)
                 if self._closed:
@@ -149,9 +160,9 @@ class Batcher:
 
     def _taken(self) -> list[_Waiting]:
         first = self._waiting[0]
-        taken, load = [first], first.call.load
+        taken, load, group = [first], first.call.load, first.group
         for each in self._waiting[1:]:
-            if first.call.group is not None and each.call.group == first.call.group:
+            if group is not None and each.group == group:
                 load += each.call.load
                 if load > 1 or len(taken) >= self._most:
                     break
@@ -171,7 +182,7 @@ class Batcher:
         if not alive:
             return
         try:
-            results = self._computed([each.call for each in alive])
+            results = self._computed(alive[0].network, [each.call for each in alive])
         except Exception as error:
             if len(alive) > 1:  # an error in one request must not reach others
                 for each in alive:
@@ -184,9 +195,9 @@ class Batcher:
         for each in alive:
             each.done.set()
 
-    def _computed(self, calls: list[NetworkCall]) -> list[Any]:
+    def _computed(self, network: LanguageModel, calls: list[NetworkCall]) -> list[Any]:
         if rows := sum(call.rows for call in calls):
             with self._changed:
                 self.passes += 1
                 self.rows += rows
-        return list(calls[0].compute(self.network, calls))
+        return list(calls[0].compute(network, calls))

@@ -12,6 +12,7 @@ from torch import Tensor
 from adlm.samplers.filters import Sites
 from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import Prediction, StepEvent
+from adlm.samplers.stopping import added_text, cut_at
 from adlm.serve.batcher import Ticket
 from adlm.serve.limits import ServerLimits, check_given, most_tokens
 from adlm.serve.requests import CompletionRequest
@@ -51,8 +52,10 @@ class Completion:
 
     def __call__(self, model: TextModel, ticket: Ticket) -> list[CompletedText]:
         ask, suffix, n = self.ask, self.ask.suffix or "", self.ask.n or 1
-        self.model = model
         check_given(model, self.limits, self.prompt, suffix)
+        if suffix:
+            model, self.sampler = model.read_for_holes(self.sampler)
+        self.model = model
         limit = ask.max_tokens or most_tokens(model, self.limits, self.prompt, suffix)
         row = model.prompt_row(self.prompt, suffix=suffix, max_new_tokens=limit, sampler=self.sampler)
         self.given = list(row.before)
@@ -65,7 +68,7 @@ class Completion:
             seed=self.seed,
             on_step=self._pass_on if self.tell is not None and not self.sampler.remasks else None,
             on_draw=self._logprobs,
-            stop=model.tokenizer.roles.eos_id,
+            stop=model.stop_rule(ask.stops),
         )
         choices = [self._choice(k, tokens) for k, tokens in enumerate(sample.tokens.cpu())]
         if self.tell is not None:
@@ -83,20 +86,12 @@ class Completion:
         return ids, False
 
     def _text(self, ids: Sequence[int]) -> str:
-        """What these add to the prompt: many a decoder takes the first token's space away."""
-        decode = self.model.tokenizer.decode
-        before, whole = decode(self.given), decode([*self.given, *ids])
-        return whole[len(before) :] if whole.startswith(before) else decode(ids)
-
-    def _cut(self, text: str) -> tuple[str, bool]:
-        """Up to the first of the words to stop at, and whether there was one."""
-        positions = [text.find(stop) for stop in self.ask.stops]
-        first = min((position for position in positions if position >= 0), default=-1)
-        return (text, False) if first < 0 else (text[:first], True)
+        """What these add to the prompt."""
+        return added_text(self.model.tokenizer.decode, self.given, ids)
 
     def _choice(self, k: int, tokens: Tensor) -> CompletedText:
         ids, ended = self._written(k, tokens)
-        text, stopped = self._cut(self._text(ids))
+        text, stopped = cut_at(self._text(ids), self.ask.stops)
         logprobs = None
         if self._logprobs is not None:
             offsets = [len(self._text(ids[:i])) for i in range(len(ids))]
@@ -117,7 +112,7 @@ class Completion:
         held = max(map(len, self.ask.stops), default=1) - 1  # a stop sequence may have begun
         tokens = event.tokens.cpu()
         for k, sent in enumerate(self._sent):
-            text, stopped = self._cut(self._text(self._written(k, tokens[k])[0]))
+            text, stopped = cut_at(self._text(self._written(k, tokens[k])[0]), self.ask.stops)
             if not stopped:
                 text = text[: max(0, len(text) - held)].rstrip("\ufffd")  # half a character
             if text.startswith(sent) and text != sent:

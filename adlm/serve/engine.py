@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import torch
 
 from adlm.models.language_model import LanguageModel
 from adlm.serve.batcher import Batcher, Cancelled, Ticket, TimedOut
+from adlm.serve.fair_queue import FairQueue
 from adlm.serve.limits import RequestRefused, ServerLimits
 from adlm.text_model import TextModel
 
@@ -49,7 +50,8 @@ class Engine:
         # The network's passes are spread over the cores by their own thread; the small work around them is not.
         self._pool = ThreadPoolExecutor(self.limits.running, "request", torch.set_num_threads, (1,))
         # The pool's own queue would keep what was cancelled until its turn came.
-        self._waiting: dict[Future[Any], Callable[[], Any]] = {}
+        self._waiting: FairQueue[Future[Any], Callable[[], Any]] = FairQueue()
+        self._clients: Counter[str] = Counter()  # requests that run or wait
         self._threads = 0  # that work off what waits
 
     def start(self) -> None:
@@ -83,8 +85,8 @@ class Engine:
                           code="model_not_found")  # fmt: skip
         return name
 
-    def submit(self, model: str, works: Sequence[Work[T]]) -> list[Job[T]]:
-        """All of them, or none where there is no room for all."""
+    def submit(self, model: str, works: Sequence[Work[T]], client: str = "") -> list[Job[T]]:
+        """All of them, or none where there is no room for all. Clients that wait take turns."""
         with self._lock:
             if self.draining:
                 raise RequestRefused(503, "the server is about to stop", code="draining", retry=5)
@@ -92,14 +94,18 @@ class Engine:
             if len(works) > room:
                 raise RequestRefused(429, "too many requests are waiting; try again later", code="queue_full",
                               retry=self._retry_after())  # fmt: skip
+            if self._clients[client] + len(works) > self.limits.per_client:
+                raise RequestRefused(429, f"this client has {self._clients[client]} requests already",
+                              code="client_limit", retry=self._retry_after())  # fmt: skip
             self._outstanding += len(works)
-        return [self._started(model, work) for work in works]
+            self._clients[client] += len(works)
+        return [self._started(model, work, client) for work in works]
 
-    def _started(self, name: str, work: Work[T]) -> Job[T]:
+    def _started(self, name: str, work: Work[T], client: str) -> Job[T]:
         ticket, future = Ticket(time.monotonic() + self.limits.seconds), Future[T]()
-        future.add_done_callback(self._finished)
+        future.add_done_callback(lambda _: self._finished(client))
         with self._lock:
-            self._waiting[future] = partial(self._run, name, work, ticket)
+            self._waiting.add(client, future, partial(self._run, name, work, ticket))
             more = self._threads < self.limits.running
             self._threads += more
         if more:
@@ -109,7 +115,7 @@ class Engine:
     def _drop(self, future: "Future[Any]") -> None:
         """What waits is forgotten; what runs is left alone."""
         with self._lock:
-            waited = self._waiting.pop(future, None)
+            waited = self._waiting.remove(future)
         if waited is not None:
             self.cancelled += 1
             future.cancel()
@@ -120,8 +126,7 @@ class Engine:
                 if not self._waiting:
                     self._threads -= 1
                     return
-                future = next(iter(self._waiting))
-                work = self._waiting.pop(future)
+                future, work = self._waiting.take()
             if not future.set_running_or_notify_cancel():
                 continue  # cancelled by whoever waited for it
             try:
@@ -155,9 +160,12 @@ class Engine:
                 self._running -= 1
                 self._seconds.append(time.monotonic() - began)
 
-    def _finished(self, future: "Future[Any]") -> None:
+    def _finished(self, client: str) -> None:
         with self._lock:
             self._outstanding -= 1
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
 
     def _retry_after(self) -> int:
         """Seconds until about half of those who wait have had their turn."""

@@ -9,7 +9,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +22,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# Headers between the front and its workers, and keys of a scope.
+CLIENT, ROUTE = "x-adlm-client", "x-adlm-route"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _BODY_SECONDS = 30.0
 _CSP = (
@@ -41,26 +43,42 @@ _log = logging.getLogger("adlm.serve")
 
 
 class Guard:
-    """Args:
-    key: asked of every request; None on a server that only this machine reaches.
+    """Checks requests before the application sees them, and counts and logs answers.
+
+    Args:
+        keys: one of which every request must have, by the name of the client; none on a server that only this machine
+            reaches.
+        fronted: requests come from the front of several workers, which has checked them and counts them.
     """
 
-    def __init__(self, app: App, *, limits: ServerLimits, metrics: Metrics, key: str | None = None) -> None:
-        self.app, self.limits, self.metrics, self.key = app, limits, metrics, key
+    def __init__(
+        self,
+        app: App,
+        *,
+        limits: ServerLimits,
+        metrics: Metrics,
+        keys: Mapping[str, str] | None = None,
+        fronted: bool = False,
+    ) -> None:
+        self.app, self.limits, self.metrics, self.fronted = app, limits, metrics, fronted
+        self.keys = dict(keys or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
+        began, status, first = time.perf_counter(), 0, 0.0
 
         async def with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, first
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                added = {ROUTE: _route(scope)} if self.fronted else _HEADERS
+                own = [(name.lower().encode(), value.encode()) for name, value in added.items()]
                 message = {**message, "headers": [*message.get("headers", []), *own]}
+            elif not first:
+                first = time.perf_counter() - began
             await send(message)
 
         try:
@@ -72,22 +90,31 @@ class Guard:
             else:
                 await self.app(scope, receive, with_headers)
         finally:
-            # The route, not the path: what a stranger wrote does not reach the log.
-            route = getattr(scope.get("route"), "path", "other")
-            seconds = time.perf_counter() - began
-            self.metrics.answered(route, status, seconds)
-            _log.info("%s %s %d %.3fs", scope["method"], route, status, seconds)
+            if not self.fronted:
+                seconds = time.perf_counter() - began
+                self.metrics.answered(_route(scope), status, seconds, first)
+                _log.info("%s %s %d %.3fs", scope["method"], _route(scope), status, seconds)
 
     def _check(self, scope: Scope) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self.key is None:
+        address = (scope.get("client") or ("local", 0))[0]
+        scope[CLIENT] = headers.get(CLIENT, "front") if self.fronted else address
+        if not self.keys:
             if _name_of(f"//{host}") not in LOOPBACK:
                 raise RequestRefused(403, "this server answers to localhost alone", code="wrong_host")
         else:
             scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.key.encode()):
+            # All are compared, so that the time says nothing about which one is nearly right.
+            right = [
+                name
+                for name, key in self.keys.items()
+                if hmac.compare_digest(given.strip().encode(), key.encode()) and scheme.lower() == "bearer"
+            ]
+            if not right:
                 raise RequestRefused(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            if len(self.keys) > 1:
+                scope[CLIENT] = right[0]
         if origin is not None and origin.partition("://")[2] != host:
             raise RequestRefused(403, "requests from other sites are refused", code="wrong_origin")
         length = headers.get("content-length", "0")
@@ -123,6 +150,11 @@ class Guard:
                 raise self._too_large()
             if not message.get("more_body", False):
                 return bytes(body)
+
+
+def _route(scope: Scope) -> str:
+    """The route, not the path: what a stranger wrote does not reach the log."""
+    return str(scope.get(ROUTE) or getattr(scope.get("route"), "path", "other"))
 
 
 def _name_of(address: str) -> str | None:

@@ -6,6 +6,8 @@ from typing import Any
 from adlm.errors import OutOfRange
 from adlm.text_model import ROWS, TextModel
 
+_LEAST = {"waiting": 0, "predictions": 0, "head_seconds": 0.1, "pattern_seconds": 0.1}  # others: 1
+
 
 @dataclass(frozen=True)
 class ServerLimits:
@@ -20,6 +22,13 @@ class ServerLimits:
         body: bytes of a request.
         seconds: from a request's arrival to its end, waiting included.
         predictions: candidates shown for each blank.
+        connections: open at once; fewer if the system allows fewer open files.
+        per_address: connections from one address.
+        head_seconds: for the head of a request to arrive, on a new connection or after the last answer.
+        per_client: requests of one client that run or wait; beyond that the answer is 429. A client is a key of
+            --key-file, otherwise an address.
+        options: texts among which `/v1/decide` and a choice decide, in one request.
+        pattern_seconds: to build the automata of a request's patterns.
     """
 
     running: int = 32
@@ -30,10 +39,16 @@ class ServerLimits:
     body: int = 1 << 18
     seconds: float = 120.0
     predictions: int = 10
+    connections: int = 1024
+    per_address: int = 512
+    head_seconds: float = 10.0
+    per_client: int = 144
+    options: int = 256
+    pattern_seconds: float = 2.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, least = getattr(self, each.name), 0 if each.name in ("waiting", "predictions") else 1
+            value, least = getattr(self, each.name), _LEAST.get(each.name, 1)
             if value < least:
                 raise OutOfRange(f"limits.{each.name}", value, f"at least {least}")
         if self.n > ROWS:

@@ -2,7 +2,8 @@
 
 Rows of different lengths stand in one batch under segments, which keep padding from touching a text; if much would be
 padding, `LanguageModel.features` packs the texts side by side. Causal networks read the next token of all rows in one
-pass (`batched_cache.py`), and a prompt by itself.
+pass (`batched_cache.py`), those that read blocks the current blocks of all rows (`block_pool.py`), and a prompt by
+itself.
 """
 
 from abc import ABC, abstractmethod
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from adlm.models.cache import Cache
 from adlm.models.hand_over import AnchorState
-from adlm.models.language_model import LanguageModel
+from adlm.models.language_model import BlockFeatures, LanguageModel
 from adlm.samplers.state import SLICE
 from adlm.serve.batched_cache import CachedReading, read_together
+from adlm.serve.block_pool import BlockReading, PooledBlocks, read_blocks_together
 from adlm.types import Features
 
 MOST_POSITIONS = 1 << 15  # in one pass
@@ -134,6 +136,37 @@ class LogitsCall(NetworkCall):
 
 
 @dataclass(frozen=True, eq=False)
+class BlockPass(NetworkCall):
+    """A network reads the current blocks of some rows. Gives what `Pass` gives.
+
+    Passes that read finished positions as well are computed apart from those that do not, since a pass has as many
+    sites in every row as the row with the most; and a prompt by itself.
+    """
+
+    reading: BlockReading
+    size: int
+    with_logits: bool = False
+
+    @property
+    def group(self) -> Hashable | None:
+        own = self.reading
+        if not isinstance(own.cache, PooledBlocks) or own.clean > 2 * self.size:
+            return None
+        return "block", id(own.cache.pool), own.clean > 0, own.left_to_right, own.stage is None
+
+    @property
+    def rows(self) -> int:
+        return len(self.reading.tokens)
+
+    @property
+    def load(self) -> float:
+        return self.rows * self.reading.tokens.shape[1] / MOST_POSITIONS  # they are attended to
+
+    def compute(self, network: LanguageModel, calls: Sequence["BlockPass"]) -> Sequence[tuple[Any, Tensor | None]]:
+        return _with_logits(network, calls, read_blocks_together(network, [call.reading for call in calls]))
+
+
+@dataclass(frozen=True, eq=False)
 class Alone(NetworkCall):
     """Anything that cannot share a pass."""
 
@@ -154,11 +187,11 @@ def _logits(head: Callable[[Tensor], Tensor], features: Sequence[Tensor]) -> Seq
 
 
 def _with_logits(
-    network: LanguageModel, calls: Sequence[Pass | NextToken], results: Sequence[Any]
+    network: LanguageModel, calls: Sequence[Pass | NextToken | BlockPass], results: Sequence[Any]
 ) -> list[tuple[Any, Tensor | None]]:
     """The logits of all requests in one product, unless there would be too many."""
     finals = {
-        i: result.final if isinstance(result, Features) else result
+        i: result.final if isinstance(result, (Features, BlockFeatures)) else result
         for i, (call, result) in enumerate(zip(calls, results, strict=True))
         if call.with_logits
     }

@@ -31,11 +31,13 @@ def _texts(most: int, what: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class _Strict(BaseModel):
+class StrictModel(BaseModel):
+    """A request, or a part of one: no other fields, no conversions."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Sampling(_Strict):
+class Sampling(StrictModel):
     """How texts are written; what is left out is as the model has it."""
 
     model: Name | None = None
@@ -71,19 +73,23 @@ class GenerateRequest(Sampling):
     )
 
 
-class InfillRequest(Sampling):
-    text: Text = Field(description="with holes: [MASK], [MASK:4] or [MASK:2-6]")
-    n: Count = 1
-    seed: Seed = 0
-
-
-class ScoreRequest(_Strict):
+class ScoreRequest(StrictModel):
     text: Text
     model: Name | None = None
     seed: Seed = 0
 
 
-class StreamOptions(_Strict):
+class TokenizeRequest(StrictModel):
+    text: Text
+    model: Name | None = None
+
+
+class DetokenizeRequest(StrictModel):
+    tokens: Annotated[list[TokenId], Field(max_length=100_000, fail_fast=True)]
+    model: Name | None = None
+
+
+class StreamOptions(StrictModel):
     include_usage: bool = False
     include_obfuscation: bool = False
 

@@ -66,6 +66,21 @@ class ScoreResponse(TypedDict):
     surprise: list[float | None]
 
 
+class Decided(TypedDict):
+    model: str
+    decisions: list[dict[str, Any]]
+
+
+class Tokenized(TypedDict):
+    tokens: list[int]
+    pieces: list[str]
+    count: int
+
+
+class Detokenized(TypedDict):
+    text: str
+
+
 class CompletionChoice(TypedDict):
     text: str
     index: int

@@ -19,13 +19,14 @@ def samplers_of(model: TextModel, limits: ServerLimits) -> list[dict[str, Any]]:
             "top_p": {"default": 1.0, "least": 0.05, "most": 1.0},
         }
         if "steps" in sampler.options:
-            steps = min(_steps(sampler.make()), limits.steps)
+            steps = min(steps_of(sampler.make()) or 64, limits.steps)
             options["steps"] = {"default": steps, "least": 1, "most": limits.steps}
         found.append({"name": name, "about": sampler.summary, "options": options, "aliases": list(sampler.aliases)})
     return found
 
 
-def _steps(sampler: Sampler) -> int:
+def steps_of(sampler: Sampler) -> int:
+    """The steps of a sampler; 0 if it does not know them beforehand."""
     pace = getattr(sampler, "pace", None)
     steps = getattr(sampler, "steps", None) or getattr(pace, "steps", None)
-    return steps if isinstance(steps, int) else 64
+    return steps if isinstance(steps, int) else 0

@@ -1,16 +1,15 @@
 """Processes that serve: one here, or several behind one port."""
 
+import asyncio
 import logging
-import multiprocessing
+import secrets
 import signal
 import socket
-import sys
-import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 import uvicorn
@@ -19,14 +18,14 @@ from adlm.distributed import device_for
 from adlm.errors import ConfigError, ModelError, OutOfRange
 from adlm.memory import keep_freed_memory
 from adlm.serve.app import make_app
+from adlm.serve.connections import bounded_protocol, quiet_accept_errors
 from adlm.serve.engine import Engine
-from adlm.serve.guard import LOOPBACK
+from adlm.serve.front import Front
+from adlm.serve.guard import LOOPBACK, App, Guard, Receive, Scope, Send
 from adlm.serve.limits import ServerLimits
+from adlm.serve.metrics import Metrics
+from adlm.serve.workers import WorkerPool
 from adlm.text_model import load
-
-_LOOK = 0.2  # seconds between two looks at the workers
-_SPREADS = sys.platform == "linux"  # connections over the sockets that have a port in common
-_DEATHS, _IN_SECONDS = 5, 60.0  # of workers, at which replacing them is given up
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class Service:
     Args:
         models: folders or names on the Hub by the names that requests use.
         key: asked of every request; needed where other machines can reach the server.
+        keys: further ones, by the names of clients. With several keys, limits per client are limits per key.
     """
 
     models: Mapping[str, str]
@@ -45,15 +45,19 @@ class Service:
     workers: int = 1
     device: str = "auto"
     studio: bool = False
+    keys: Mapping[str, str] = field(default_factory=dict)
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
         asked = f"asked to serve on {self.host}"
-        if self.host not in LOOPBACK and not self.key:
+        if self.key is not None:
+            object.__setattr__(self, "key", checked_key(self.key))
+        object.__setattr__(self, "keys", {name: checked_key(key) for name, key in self.keys.items()})
+        if self.host not in LOOPBACK and not self.all_keys:
             raise ConfigError(
                 asked, "others can reach it, and there is no key", "give --key, or set ADLM_KEY", subject="key"
             )
-        if self.studio and (self.key or self.host not in LOOPBACK):
+        if self.studio and (self.all_keys or self.host not in LOOPBACK):
             fix = "serve the page on 127.0.0.1, without a key"
             raise ConfigError(asked, "a browser does not send the key for a page", fix, subject="studio")
         if self.workers < 1:
@@ -61,42 +65,32 @@ class Service:
         if not 0 <= self.port < 1 << 16:
             raise OutOfRange("port", self.port, "from 0 to 65535")
 
-    def bound(self, port: int | None = None, *, listens: bool = True) -> socket.socket:
-        """A socket that listens; with port 0 the system chooses one.
+    @property
+    def all_keys(self) -> dict[str, str]:
+        """Keys by the names of clients."""
+        return {**({"key": self.key} if self.key else {}), **self.keys}
 
-        Args:
-            port: one that another socket of the same workers has.
-            listens: at once; otherwise it is given connections when its worker is ready for them.
-        """
-        shared = self.workers > 1 and _SPREADS
-        if shared and port is None:
-            self._opened(self.port, shared=False).close()  # else it would be shared with another server too
-        listening = self._opened(self.port if port is None else port, shared=shared)
-        if listens:
-            listening.listen(1024)
-        return listening
-
-    def _opened(self, port: int, *, shared: bool) -> socket.socket:
+    def bound(self) -> socket.socket:
+        """A socket that listens; with port 0 the system chooses one."""
         opened = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            opened.bind((self.host, port))
+            opened.bind((self.host, self.port))
         except OSError as error:
             opened.close()
             raise ConfigError(
-                f"asked to serve on {self.host}:{port}", str(error), "choose another --port", subject="port"
+                f"asked to serve on {self.host}:{self.port}", str(error), "choose another --port", subject="port"
             ) from error
+        opened.listen(1024)
         return opened
 
 
 def serve(service: Service, listening: socket.socket) -> None:
     """Until a signal says to stop: then what was begun is finished, and nothing else begins."""
     if service.workers == 1:
-        _serve_here(service, listening, 0)
+        _serve_here(service, None, listening, 0)
     else:
-        _Workers(service, listening).run()
+        _serve_in_front(service, listening)
 
 
 def names_for(models: Sequence[str]) -> dict[str, str]:
@@ -112,17 +106,85 @@ def names_for(models: Sequence[str]) -> dict[str, str]:
 
 
 class _Server(uvicorn.Server):
-    engine: Engine
+    """Calls `on_exit` when a signal arrives, before it waits for requests to end."""
+
+    on_exit: Callable[[], None]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.engine.draining = True
+        self.on_exit()
         super().handle_exit(sig, frame)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        quiet_accept_errors(asyncio.get_running_loop())
+        await super().startup(sockets)
 
-def _serve_here(service: Service, listening: socket.socket, number: int) -> None:
-    keep_freed_memory()
+
+def _server(app: Any, service: Service, on_exit: Callable[[], None], files_per_request: int = 1) -> _Server:
+    protocol, backlog = bounded_protocol(service.limits, files_per_request=files_per_request)
+    config = uvicorn.Config(
+        app,
+        access_log=False,  # it would have the paths that strangers ask for; the guard logs routes
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        http=protocol,
+        ws="none",
+        backlog=backlog,
+        timeout_graceful_shutdown=int(service.limits.seconds) + 1,
+    )
+    server = _Server(config)
+    server.on_exit = on_exit
+    return server
+
+
+def read_keys(file: Path) -> dict[str, str]:
+    """Keys by the names of clients, from a file with a name and a key on each line."""
+    asked = f"asked to read keys from {file}"
+    try:
+        lines = [line.split() for line in file.read_text(encoding="ascii").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(asked, str(error), "name a text file", subject="key_file") from error
+    if not lines or any(len(line) != 2 for line in lines) or len({name for name, _ in lines}) < len(lines):
+        found = "not one name and one key on each line, with different names"
+        raise ConfigError(asked, found, "write lines such as `alice 3f9c...`", subject="key_file")
+    return {line[0]: line[1] for line in lines}
+
+
+def checked_key(key: str) -> str:
+    """A key without the space around it, which a file or a shell may add; one that no header can carry is refused."""
+    bare = key.strip()
+    if not bare:
+        raise ConfigError("the key is blank", fix="give --key or ADLM_KEY a value, or unset it", subject="key")
+    if not all("!" <= character <= "~" for character in bare):
+        raise ConfigError(
+            "the key must consist of printable ASCII characters without spaces",
+            fix="make one, for example with `openssl rand -hex 24`",
+            subject="key",
+        )
+    return bare
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def _prepare(handled: tuple[signal.Signals, ...]) -> None:
+    # While models are loaded a signal ends the process. uvicorn raises the signal again when it is done: exit status 0.
+    for each in handled:
+        signal.signal(each, _exit)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _serve_here(service: Service, front_key: str | None, listening: socket.socket, number: int) -> None:
+    """Load the models and answer requests in this process.
+
+    Args:
+        front_key: what the front brings, if this is one of several workers.
+    """
+    _prepare((signal.SIGTERM,) if front_key else (signal.SIGTERM, signal.SIGINT))
+    keep_freed_memory()
     device = device_for(service.device)
     if service.workers > 1 and device.type == "cuda":
         device = torch.device("cuda", number % torch.cuda.device_count())
@@ -132,71 +194,60 @@ def _serve_here(service: Service, listening: socket.socket, number: int) -> None
     for model in models.values():
         model.network.eval().to(device)
     engine = Engine(models, service.limits)
-    config = uvicorn.Config(
-        make_app(engine, key=service.key, studio=service.studio),
-        access_log=False,  # it would have the paths that strangers ask for; the guard logs routes
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        lifespan="on",
-        timeout_graceful_shutdown=int(service.limits.seconds) + 1,
-    )
-    server = _Server(config)
-    server.engine = engine
-    server.run(sockets=[listening])
+    keys = {"front": front_key} if front_key else service.all_keys
+    app = make_app(engine, keys=keys, studio=service.studio, fronted=front_key is not None)
+
+    def drain() -> None:
+        engine.draining = True
+
+    limits = service.limits
+    if front_key:  # the front has limited them by address already
+        service = replace(service, limits=replace(limits, per_address=limits.connections))
+    _server(app, service, drain).run(sockets=[listening])
 
 
-class _Workers:
-    """Processes behind one port. One that dies is replaced; a signal to stop goes to all.
+def _serve_in_front(service: Service, listening: socket.socket) -> None:
+    """Several workers, and this process in front of them."""
+    _prepare((signal.SIGTERM, signal.SIGINT))
+    key, metrics = secrets.token_hex(24), Metrics(None)
+    pool = WorkerPool(service.workers, _serve_here, (service, key))
+    front = Front(lambda: pool.workers, metrics, key, service.limits.seconds)
+    guard = Guard(_with_workers(front, pool), limits=service.limits, metrics=metrics, keys=service.all_keys)
 
-    Where the system spreads connections over sockets of one port, each worker has its own: from a shared one, whoever
-    wakes first takes all that wait. Such a socket ends with its worker, since the system would go on to give it
-    connections; the next worker has one that listens when it is ready.
-    """
+    def drain() -> None:
+        front.draining = True
 
-    def __init__(self, service: Service, listening: socket.socket) -> None:
-        self.service, self.stopping = service, False
-        self.port, more = listening.getsockname()[1], service.workers - 1
-        self.sockets = [listening, *(service.bound(self.port) if _SPREADS else listening for _ in range(more))]
-        self.context = multiprocessing.get_context("spawn")
-        self.processes: list[BaseProcess] = []
+    server = _server(guard, service, drain, files_per_request=2)
 
-    def run(self) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, self._stop)
-        self.processes = [self._started(number) for number in range(self.service.workers)]
-        deaths: deque[float] = deque(maxlen=_DEATHS)
-        while not self.stopping:
-            time.sleep(_LOOK)
-            for number, process in enumerate(self.processes):
-                if process.is_alive() or self.stopping:
-                    continue
-                deaths.append(time.monotonic())
-                if len(deaths) == _DEATHS and deaths[-1] - deaths[0] < _IN_SECONDS:
-                    self._stop()
-                    asked = f"asked for {self.service.workers} workers"
-                    fix = "try --workers 1, which says why"
-                    raise ModelError(asked, "they stop as soon as they start", fix, subject="workers")
-                self._renew(number)
-                self.processes[number] = self._started(number)
-        for listening in self.sockets:
-            listening.close()  # who comes now is refused, and does not wait for the last to be served
-        self._stop()  # those too that were about to start when the signal came
-        for process in self.processes:
-            process.join()
+    def give_up() -> None:
+        server.should_exit = True
 
-    def _renew(self, number: int) -> None:
-        if _SPREADS:
-            fresh = self.service.bound(self.port, listens=False)
-            self.sockets[number].close()
-            self.sockets[number] = fresh
+    pool.give_up = give_up
+    try:
+        server.run(sockets=[listening])
+    finally:
+        pool.stop(service.limits.seconds)
+        if pool.failed:
+            raise ModelError(
+                f"asked for {service.workers} workers",
+                "they stop as soon as they start",
+                "try --workers 1, which says why",
+                subject="workers",
+            )
 
-    def _started(self, number: int) -> BaseProcess:
-        process = self.context.Process(target=_serve_here, args=(self.service, self.sockets[number], number))
-        process.start()
-        return process
 
-    def _stop(self, *_: object) -> None:
-        self.stopping = True
-        for process in self.processes:
-            process.terminate()
+def _with_workers(front: Front, pool: WorkerPool) -> App:
+    """The front's application, with workers that live as long as it does."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await front(scope, receive, send)
+            return
+        await receive()
+        watch = asyncio.ensure_future(pool.watch())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        watch.cancel()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    return app

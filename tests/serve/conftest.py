@@ -13,10 +13,11 @@ from fastapi.testclient import TestClient
 
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.tokenizer import train_bpe
+from adlm.models.hand_over import Hidden
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
-from adlm.models.stack import StackConfig
+from adlm.models.stack import Attention, StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
@@ -28,10 +29,16 @@ HERE = "http://127.0.0.1"
 
 
 def tiny(kind: str = "adlm", *, length: int = 32) -> TextModel:
-    """A model of width 32 with random weights: adlm, mdlm, padded or ar."""
+    """A model of width 32 with random weights: adlm, mdlm, padded, ar, blocks or anchored-blocks."""
     tokenizer = train_bpe(TEXTS, 300)
-    stack = StackConfig(width=32, heads=2, layers=1, attention="causal" if kind == "ar" else "full")
-    network = TwoStageConfig(stack, 1) if kind == "adlm" else OneStageConfig(stack)
+    attention: Attention = "causal" if kind == "ar" else "block" if kind.endswith("blocks") else "full"
+    stack = StackConfig(width=32, heads=2, layers=1, attention=attention)
+    networks = {
+        "blocks": lambda: OneStageConfig(stack, block_size=4, shift=True),
+        "anchored-blocks": lambda: TwoStageConfig(stack, 1, Hidden(), block_size=4, shift=True),
+        "adlm": lambda: TwoStageConfig(stack, 1),
+    }
+    network = networks.get(kind, lambda: OneStageConfig(stack))()
     rows = Padded(length) if kind == "padded" else Wrapped(length)
     config = ModelConfig(network, Vocabulary(tokenizer.vocab_size, tokenizer.mask_id), rows)
     torch.manual_seed(0)

@@ -141,8 +141,8 @@ def test_models_say_how_they_write_by_themselves(client, models):
 
 
 def test_infill_and_score_are_those_of_the_model(client, models):
-    filled = client.post("/v1/infill", json={"text": "the [MASK:2] sat", "n": 2, "seed": 5}).json()
-    assert filled == {"texts": models["adlm"].infill("the [MASK:2] sat", n=2, seed=5)}
+    filled = client.post("/v1/infill", json={"text": "the [MASK:2] sat", "n": 2, "seed": 5, "steps": 8}).json()
+    assert filled == {"texts": models["adlm"].infill("the [MASK:2] sat", n=2, seed=5, steps=8)}
     scored = client.post("/v1/score", json={"text": "the cat sat"}).json()
     score = models["adlm"].score("the cat sat")
     assert scored["nats"] == pytest.approx(score.nats.mean, rel=1e-4)

@@ -29,7 +29,9 @@ def test_no_request_may_ask_for_more_texts_than_are_written_at_once():
 
 
 def test_the_key_is_asked_on_every_route(models):
-    with TestClient(make_app(Engine(models), key="secret", studio=True), base_url="http://example.org") as client:
+    with TestClient(
+        make_app(Engine(models), keys={"key": "secret"}, studio=True), base_url="http://example.org"
+    ) as client:
         paths = [route.path for route in client.app.routes] + ["/nothing"]
         assert "/v1/generate" in paths
         for path in paths:
