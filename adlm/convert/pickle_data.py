@@ -79,7 +79,7 @@ def admitted(name: Name) -> bool:
 
 
 # An opcode is a byte and may make an object of 60: this bounds memory. Official files have less than a megabyte.
-LARGEST = 64 * 2**20
+LARGEST = 8 * 2**20
 
 Maker = Callable[[tuple[Any, ...]], Any]
 

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as Backend
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
+from adlm.data.tokenizer_growth import check_growth
 from adlm.errors import AdlmError, ConfigError, DataError, OutOfRange
 
 MASK = "[MASK]"
@@ -220,7 +221,10 @@ def load_tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenize
         if path.is_dir():
             return _from_folder(path)
         if path.is_file():
-            return _bert(path) if path.suffix == ".txt" else with_roles(Backend.from_file(str(path)))
+            if path.suffix == ".txt":
+                return _bert(path)
+            check_growth(path.read_text(encoding="utf-8"), str(path))
+            return with_roles(Backend.from_file(str(path)))
     except AdlmError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception
@@ -236,6 +240,7 @@ def load_tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenize
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / _FILE).exists():
         text = (folder / _FILE).read_text(encoding="utf-8")
+        check_growth(text, str(folder / _FILE))
         if not (folder / _ROLES_FILE).exists():
             return with_roles(Backend.from_str(text))
         roles = json.loads((folder / _ROLES_FILE).read_text(encoding="utf-8"))
@@ -260,7 +265,9 @@ def _from_hub(name: str, revision: str | None) -> Tokenizer:
     from huggingface_hub import hf_hub_download
 
     try:
-        return with_roles(Backend.from_file(hf_hub_download(name, _FILE, revision=revision)))
+        file = hf_hub_download(name, _FILE, revision=revision)
+        check_growth(Path(file).read_text(encoding="utf-8"), name)
+        return with_roles(Backend.from_file(file))
     except AdlmError:
         raise
     except Exception as error:

@@ -32,6 +32,8 @@ TOKENIZER = ("tokenizer.json", "tokenizer_roles.json")
 # Everything that loading reads, and so everything that is fetched from the Hub.
 FILES = (CONFIG, *TOKENIZER, WEIGHTS)
 FORMAT = 1
+# Rows of models that always see full rows are made in this length for every request.
+LONGEST_ROW = 1 << 20
 # What a config can name. A class is known once its module is imported, so they are imported here.
 NETWORKS: tuple[type[NetworkConfig], ...] = (OneStageConfig, TwoStageConfig, TransformersCausalConfig)
 _UNFINISHED = ".saving-"
@@ -157,12 +159,16 @@ def read_config(folder: Path, asked: str) -> ModelConfig:
         fix = "install a newer version of adlm" if number > FORMAT else "save the model again, or get it again"
         raise refused(f"has format {number}; this version reads format {FORMAT}", fix, subject="format")
     try:
-        return from_json(ModelConfig, data, where=CONFIG)
+        config = from_json(ModelConfig, data, where=CONFIG)
     except AdlmError as error:
         found = ": ".join(filter(None, (error.asked.removeprefix("asked "), error.found)))
         raise ModelError(asked, found, error.fix, subject=error.subject or CONFIG) from error
     except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise refused(f"is invalid: {error}") from error
+    if config.packing.length > LONGEST_ROW:
+        found = f"has rows of {config.packing.length} tokens; at most {LONGEST_ROW} are supported"
+        raise refused(found, subject="packing.length")
+    return config
 
 
 def _absent(folder: Path, name: str, asked: str) -> ModelError:

@@ -23,6 +23,8 @@ M = TypeVar("M", bound=nn.Module)
 # no file of ours has.
 FLOATS = ("F32", "BF16", "F16", "F64")
 _WRAPPER = "network."
+# About 80,000 tensors; reading the header of millions takes minutes.
+_LARGEST_HEADER = 8 << 20
 _DAMAGED = "the file is damaged: get it again"
 _DIFFERENT = "config and weights belong to different models"
 
@@ -48,6 +50,9 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
     Args:
         asked: the first part of error messages.
     """
+    if (size := _header_bytes(path)) > _LARGEST_HEADER:
+        found = f"a header of {size:,} bytes in {path.name}; more than {_LARGEST_HEADER:,} are not read"
+        raise ModelError(asked, found, _DAMAGED, subject=path.name)
     try:
         file = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
@@ -60,6 +65,15 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
             parameter.copy_(file.get_tensor(prefix + name))
             _check_finite(name, parameter, asked)
     return model
+
+
+def _header_bytes(path: Path) -> int:
+    """The length that a file gives for its header."""
+    try:
+        with path.open("rb") as file:
+            return int.from_bytes(file.read(8), "little")
+    except OSError:
+        return 0  # opening it again says why
 
 
 def _prefix(model: nn.Module, names: Iterable[str]) -> str:
