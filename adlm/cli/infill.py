@@ -1,7 +1,7 @@
 """`adlm infill`: a model fills the holes of a text."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -17,6 +17,7 @@ def command(
     *,
     hole: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     n: int = 1,
+    best_of: int = 1,
     seed: int = 0,
     sampler: str | None = None,
     steps: int | None = None,
@@ -40,6 +41,7 @@ def command(
         hole: what may stand in a hole, once per hole in order: any, digits, 'choice:red|blue green', or
             'pattern:[A-Z][a-z]+', a regular expression.
         n: ways to fill it.
+        best_of: fill it this many times for each of them, and keep the likeliest text, read from left to right.
         seed: of the samples. The same seed writes the same texts.
         sampler: by name, as in `adlm sample`.
         steps: of the sampler.
@@ -59,7 +61,8 @@ def command(
     wordings = [_wording(each) for each in hole] or None
     writer, chosen = opened(model, sampler, given, device, precision, False, revision)
     with output(out) as written, watching(writer, live=live) as meter:
-        texts = writer.infill_each(text, n=n, seed=seed, constraints=wordings, sampler=chosen, on_step=meter)
+        filling: dict[str, Any] = {"n": n, "seed": seed, "constraints": wordings, "sampler": chosen, "on_step": meter}
+        texts = writer.infill_each(text, **filling) if best_of == 1 else writer.infill(text, best_of=best_of, **filling)
         for i, filled in enumerate(texts):
             written.add(filled, prompt=text, seed=seed, index=i, sampler=chosen)
     meter.report(written.count)

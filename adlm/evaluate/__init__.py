@@ -5,6 +5,7 @@
     generation   generative perplexity, entropy, repetition, copies and MAUVE of texts
     frontier     the same over samplers and steps, with speed
     anchors      what the anchors of a two-stage model do
+    infilling    words, phrases and sentences that a model restores in held-out texts
     stories      exact measures on generated stories
     compare      two results of the same text, paired item by item
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from adlm.evaluate.anchor_study import anchors
     from adlm.evaluate.comparison import compare
     from adlm.evaluate.generated_text import generation
+    from adlm.evaluate.hole_filling import infilling
     from adlm.evaluate.judge import Judge, open_judge
     from adlm.evaluate.likelihoods import perplexity
     from adlm.evaluate.result import Figure, Result, read_result
@@ -35,6 +37,7 @@ __all__ = [
     "compare",
     "frontier",
     "generation",
+    "infilling",
     "open_judge",
     "perplexity",
     "read_result",
@@ -50,6 +53,7 @@ _HOMES = {
     "compare": "comparison",
     "frontier": "sampler_frontier",
     "generation": "generated_text",
+    "infilling": "hole_filling",
     "open_judge": "judge",
     "perplexity": "likelihoods",
     "read_result": "result",
