@@ -24,8 +24,11 @@ from adlm.samplers.hole_lengths import context_nats
 from adlm.samplers.holes import Template
 from adlm.samplers.named import canonical, names_one, sampler_for
 from adlm.samplers.network import Network
-from adlm.samplers.sampler import Sampler
+from adlm.samplers.ordered import Ordered
+from adlm.samplers.paces import PerStep
+from adlm.samplers.sampler import Sampler, Unmasking
 from adlm.samplers.state import DrawCallback, Sample, StepCallback
+from adlm.samplers.stopping import StopRule
 from adlm.scoring import Score, Span, score_text
 from adlm.text_rows import RowFormat, TextRow
 
@@ -144,7 +147,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         seed: int = 0,
         max_new_tokens: int | None = None,
         sampler: Sampler | str | None = None,
-        stop: bool = True,
+        stop: bool | str | Sequence[str] = True,
         on_step: StepCallback | None = None,
         **options: object,
     ) -> list[str]:
@@ -163,7 +166,10 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 many tokens, its end token among them. More than a row holds can be written by left-to-right models,
                 and by masked ones with `block_size`, the row's length their window.
             sampler: a sampler, or its name (see `adlm.samplers.named.sampler_for`); by default the model's own.
-            stop: end the text at the end token. Otherwise everything is kept but special tokens.
+            stop: end the text at the end token, if False not even there: then everything is kept but special tokens.
+                One or several strings end it too, before the first of them that is written after the prompt.
+                Samplers that write from left to right stop working there, those that write in blocks after the block;
+                others write whole rows, which are cut.
             on_step: called after every step. Many rows are filled in several parts, each with steps from 0.
             options: of a sampler given by name: steps, temperature, top_p and others, see `sampler_for`.
         """
@@ -182,7 +188,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         seed: int = 0,
         max_new_tokens: int | None = None,
         sampler: Sampler | str | None = None,
-        stop: bool = True,
+        stop: bool | str | Sequence[str] = True,
         on_step: StepCallback | None = None,
         **options: object,
     ) -> Iterator[str]:
@@ -192,13 +198,27 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         chosen = self.sampler(sampler, **given)
         prompts = [prompt] if isinstance(prompt, str) else prompt
         model = self.read_by(chosen)
+        if suffix:
+            model, chosen = self.read_for_holes(chosen)
         rows = [model.prompt_row(each, suffix=suffix, max_new_tokens=limit, sampler=chosen) for each in prompts]
-        return model._texts(rows, n, seed, chosen, on_step, stop=stop)
+        return model._texts(rows, n, seed, chosen, on_step, stop=self.stop_rule(stop))
 
     def read_by(self, sampler: Sampler) -> "TextModel":
         """The model as a sampler reads it: in blocks of its size, from left to right, or whole rows at once."""
         network = cast("LanguageModel", sampler.suited(self.network)[1])
         return self if network is self.network else TextModel(network, self.config, self.tokenizer)
+
+    def read_for_holes(self, sampler: Sampler) -> "tuple[TextModel, Sampler]":
+        """The model and the sampler that fill holes: whole rows at once, if the model was trained to read them."""
+        model = self.read_by(sampler)
+        if model.rows.one_way and 0 in self.block_sizes:
+            return self.in_blocks(0), _for_whole_rows(sampler)
+        return model, sampler
+
+    @property
+    def both_sides(self) -> "TextModel":
+        """The model as it sees both sides of a position, if it was trained to; otherwise as it is."""
+        return self.in_blocks(0) if self.rows.one_way and 0 in self.block_sizes else self
 
     def in_blocks(self, size: int) -> "TextModel":
         """The same weights, read in blocks of `size` tokens: 1 is left to right, 0 sees whole rows at once.
@@ -215,6 +235,15 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         masking = ((self.config.run or {}).get("objective") or {}).get("corruption") or {}
         return tuple(masking.get("sizes", (self.network.block_size,)))
 
+    def stop_rule(self, stop: bool | str | Sequence[str] = True) -> StopRule | None:
+        """What ends a text: the end token, unless `stop` is False, and strings."""
+        if stop is False:
+            return None
+        strings = () if stop is True else (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(strings):
+            raise ConfigError("a stop string must not be empty", subject="stop")
+        return StopRule(self.tokenizer.roles.eos_id, strings, self.tokenizer.decode)
+
     def prompt_row(
         self, prompt: str, *, suffix: str = "", max_new_tokens: int | None = None, sampler: Sampler | None = None
     ) -> TextRow:
@@ -227,6 +256,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         text: str,
         *,
         n: int = 1,
+        best_of: int = 1,
         seed: int = 0,
         constraints: Sequence[Wording | None] | None = None,
         sampler: Sampler | str | None = None,
@@ -240,13 +270,34 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         left-to-right model fills only holes at the end of the text: it sees nothing that follows them.
 
         Args:
+            best_of: fill the holes this many times for each text, and keep the filling with which the left-to-right
+                reading of the model finds the whole text likeliest; for models that were trained to be read so.
             constraints: one per hole, None if anything may stand there: `Choice(("red", "blue green"))`, `Digits()`,
                 `Pattern(r"[A-Z][a-z]+")`. A `[MASK]` under a choice is as long as its options are.
             sampler, on_step, options: as in `generate`.
         """
-        return list(
-            self.infill_each(text, n=n, seed=seed, constraints=constraints, sampler=sampler, on_step=on_step, **options)
+        if best_of > 1 and 1 not in self.block_sizes:
+            raise ConfigError(
+                f"asked for the best of {best_of} fillings",
+                "the model was not trained to be read from left to right, by which they are compared",
+                "leave best_of out",
+                subject="best_of",
+            )
+        count = _count(n) * _count(best_of)
+        found = list(
+            self.infill_each(
+                text, n=count, seed=seed, constraints=constraints, sampler=sampler, on_step=on_step, **options
+            )
         )
+        if best_of == 1:
+            return found
+        ranked = self.in_blocks(1)
+        return [ranked.likeliest(found[i : i + best_of]) for i in range(0, count, best_of)]
+
+    def likeliest(self, texts: Sequence[str]) -> str:
+        """The text to which the model gives the highest likelihood, the first of several alike."""
+        different = list(dict.fromkeys(texts))
+        return min(different, key=lambda text: self.score(text).nats) if len(different) > 1 else different[0]
 
     def infill_each(
         self,
@@ -260,13 +311,9 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         **options: object,
     ) -> Iterator[str]:
         """As `infill`, one text after another: memory does not grow with `n`."""
-        chosen = self.sampler(sampler, **options)
-        model = self.read_by(chosen)
-        if model.rows.attention == "block" and 0 in self.block_sizes:
-            model = self.in_blocks(0)
-            chosen = chosen.inner if isinstance(chosen, Blocks) else chosen
+        model, chosen = self.read_for_holes(self.sampler(sampler, **options))
         row = model.infill_row(text, seed=seed, constraints=constraints)
-        return model._texts([row], _count(n), seed, chosen, on_step)
+        return model._texts([row], _count(n), seed, chosen, on_step, stop=self.stop_rule())
 
     def infill_row(self, text: str, *, seed: int = 0, constraints: Sequence[Wording | None] | None = None) -> TextRow:
         """The row in which the holes of a text are blank, their lengths chosen."""
@@ -288,7 +335,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         network: Network | None = None,
         on_step: StepCallback | None = None,
         on_draw: DrawCallback | None = None,
-        stop: int | None = None,
+        stop: int | StopRule | None = None,
     ) -> Sample:
         """Fill the blanks of a canvas, on the network's device. `generate` and `infill` are made of this.
 
@@ -296,7 +343,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             network: what computes instead of the model's own network, for example a `RecordingNetwork` around it.
             on_draw: called with every distribution that tokens are drawn from. Row numbers count from 0 in each part
                 of `ROWS` rows.
-            stop: a token that ends a row.
+            stop: a token that ends a row, or a rule; see `stop_rule`.
         """
         chosen, network = self.sampler(sampler), network or self.network
         device = next((weight.device for weight in network.parameters()), canvas.tokens.device)
@@ -319,7 +366,8 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 its first character and the one after its last. Tokens that reach into it count whole.
             draws: mask counts in all.
         """
-        return score_text(self.network, self.rows, text, span=span, draws=draws, seed=seed)
+        reader = self if span is None else self.both_sides
+        return score_text(reader.network, reader.rows, text, span=span, draws=draws, seed=seed)
 
     def _texts(
         self,
@@ -329,10 +377,10 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         sampler: Sampler,
         on_step: StepCallback | None,
         *,
-        stop: bool = True,
+        stop: StopRule | None,
     ) -> Iterator[str]:
         """`n` texts of each row, in order."""
-        end = self.tokenizer.roles.eos_id if stop else None
+        strings = () if stop is None else stop.strings
         samples = ((row, k) for row in rows for k in range(n))
         while block := list(islice(samples, _TEXTS)):
             texts: dict[int, str] = {}
@@ -342,10 +390,17 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 groups.setdefault(0 if self.rows.one_way else len(row.tokens), []).append(i)
             for group in groups.values():
                 canvas = self.rows.canvas([block[i] for i in group])
-                filled = self.fill(canvas, sampler=sampler, seed=seed, on_step=on_step, stop=end).tokens.tolist()
+                filled = self.fill(canvas, sampler=sampler, seed=seed, on_step=on_step, stop=stop).tokens.tolist()
                 for i, tokens in zip(group, filled, strict=True):
-                    texts[i] = self.rows.text(block[i][0], tokens, stop=stop)
+                    texts[i] = self.rows.text(block[i][0], tokens, stop=stop is not None, strings=strings)
             yield from (texts[i] for i in range(len(block)))
+
+
+def _for_whole_rows(sampler: Sampler) -> Sampler:
+    """What fills holes in whole rows in place of a sampler that writes from left to right or in blocks."""
+    if isinstance(sampler, Blocks):
+        return sampler.inner
+    return sampler if isinstance(sampler, Unmasking) else Ordered(sampler.filters, pace=PerStep())
 
 
 def _parts(canvas: Canvas) -> Iterator[Canvas]:

@@ -13,6 +13,7 @@ from adlm.models.stack import Attention
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Constraint, Language
 from adlm.samplers.holes import Template
+from adlm.samplers.stopping import added_text, cut_at
 
 
 class TextRow(NamedTuple):
@@ -143,11 +144,15 @@ class RowFormat:
         held = tuple(Constraint(i, *hole) for i, (row, _) in enumerate(samples) for hole in row.holes)
         return Canvas(tokens, frozen, numbers, held)
 
-    def text(self, row: TextRow, tokens: Sequence[int], *, stop: bool = True) -> str:
-        """The text of a filled row, up to the end token if `stop`."""
+    def text(self, row: TextRow, tokens: Sequence[int], *, stop: bool = True, strings: Sequence[str] = ()) -> str:
+        """The text of a filled row, up to the end token if `stop`, and to the first of the strings."""
         written, end = list(tokens[row.start : row.end]), self.tokenizer.roles.eos_id
         if stop and end in written:
             written = written[: written.index(end)]
+        if strings:
+            added, found = cut_at(added_text(self.tokenizer.decode, row.before, written), strings)
+            if found:
+                return self.tokenizer.decode(row.before) + added
         return self.tokenizer.decode([*row.before, *written, *row.after])
 
     def _full(self, row: list[int], filler: int) -> list[int]:

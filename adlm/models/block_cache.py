@@ -37,7 +37,11 @@ class Slots:
         self.clean = max(first - known for first, known in zip(start, stored, strict=True))
         # Rows that stand at the same position write slices; others each their own slots.
         self.at = start[0] if len(set(start)) == 1 and len(set(stored)) == 1 else None
-        self.rows = None if rows is None else torch.tensor(rows, device=device)
+        # Rows side by side are seen without a copy.
+        self.rows: slice | Tensor | None = None
+        if rows is not None:
+            beside = rows == list(range(rows[0], rows[0] + len(rows)))
+            self.rows = slice(rows[0], rows[0] + len(rows)) if beside else torch.tensor(rows, device=device)
         from_zero = torch.cat([torch.arange(noisy, device=device), torch.arange(self.clean, device=device)])
         if self.at is not None:
             from_zero[:noisy] += start[0]
@@ -67,16 +71,25 @@ class SlotMemory:
 
     def place(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store those of a pass [R, H, S, D/H]; returns what its rows look at [R, H, width, D/H]."""
+        keys, values = self.allocated(k, v)
+        return self._placed(keys, k, 2), self._placed(values, v, 2)
+
+    def allocated(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values [B, H, K, D/H], of the type and on the device of new ones."""
         if self.keys is None or self.values is None:
             # Zeros, since slots that are never written are masked in scores but multiplied as values.
             self.keys, self.values = (x.new_zeros(self.num_rows, x.shape[1], self.room, x.shape[-1]) for x in (k, v))
-        return self._placed(self.keys, k, 2), self._placed(self.values, v, 2)
+        return self.keys, self.values
 
     def place_inputs(self, x: Tensor) -> Tensor:
         """The same for the inputs of the convolution [R, S, D]."""
+        return self._placed(self.allocated_inputs(x), x, 1)
+
+    def allocated_inputs(self, x: Tensor) -> Tensor:
+        """All inputs of the convolution [B, K, D], of the type and on the device of new ones."""
         if self.inputs is None:
             self.inputs = x.new_zeros(self.num_rows, self.room, x.shape[-1])
-        return self._placed(self.inputs, x, 1)
+        return self.inputs
 
     def _placed(self, stored: Tensor, new: Tensor, dim: int) -> Tensor:
         slots = self.slots
@@ -88,19 +101,15 @@ class SlotMemory:
                 where = (rows, *[slice(None)] * (dim - 1), slice(first, first + part.shape[dim]))
                 stored[where] = part
         else:
-            rows_at = torch.arange(len(new), device=new.device) if slots.rows is None else slots.rows
+            rows_at = slots.rows
+            if not isinstance(rows_at, Tensor):
+                first_row = 0 if rows_at is None else rows_at.start
+                rows_at = torch.arange(first_row, first_row + len(new), device=new.device)
             for index, part in ((slots.index[:, slots.noisy :], clean), (slots.index[:, : slots.noisy], noisy)):
                 # [R, S, ...]: rows and slots first
                 stored.movedim(dim, 1)[rows_at[:, None], index] = part.movedim(dim, 1)
         seen = stored.narrow(dim, 0, slots.width)
         return seen if slots.rows is None else seen[slots.rows]
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these [B] bool."""
-        self.num_rows = int(rows.sum())
-        self.keys, self.values, self.inputs = (
-            None if x is None else x[rows] for x in (self.keys, self.values, self.inputs)
-        )
 
 
 class FinishedBlocks:
@@ -130,10 +139,3 @@ class FinishedBlocks:
     def begin(self, slots: Slots) -> None:
         """Begin a pass."""
         self._slots = slots
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these [B] bool."""
-        self.num_rows = int(rows.sum())
-        self.lengths = [length for length, kept in zip(self.lengths, rows.tolist(), strict=True) if kept]
-        for memory in self._memories.values():
-            memory.keep(rows)

@@ -78,7 +78,7 @@ class CurrentBlock:
         # The number of slots that noisy sites see: finished positions, the block, and its last token if it is known.
         seen = [first + size for first in start]
         noisy = size
-        if shifted:
+        if shifted and not left_to_right:  # where nothing is to the left of that site
             known = padded.gather(1, torch.tensor(seen, device=tokens.device)[:, None])[:, 0] != mask_id
             seen = [end + more for end, more in zip(seen, known.tolist(), strict=True)]
             noisy += last or max(seen) > max(start) + size or len(set(start)) > 1

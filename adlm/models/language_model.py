@@ -210,7 +210,7 @@ class LanguageModel(nn.Module, ABC):
         stage: AnchorState | None = None,
         left_to_right: bool = False,
     ) -> BlockFeatures:
-        """Read the block of each row that begins at `start`, a multiple of `block_size`.
+        """Read the block of each row that begins at `start`, a multiple of `block_size` unless the model is shifted.
 
         Positions before it that the cache does not hold yet are read too, and stored: they have to be final.
 

@@ -137,6 +137,9 @@ def two_copies(
         start: the token that a shifted model reads before a row; None if it is not shifted.
     """
     length, device = tokens.shape[1], tokens.device
+    if segments is not None:
+        # Neither padding nor another document belongs to the block of a text.
+        blocks = (starts_of(blocks) | starts_of(segments)).cumsum(-1) - 1
     columns = torch.arange(length, device=device)[None]
     positions = columns if segments is None else positions_in(segments)
     # The clean copy of the last block is seen by nothing.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
 from adlm.samplers.ancestral import Ancestral
@@ -82,8 +83,7 @@ class Blocks(Unmasking):
             state.reader.move(start)
             state.open = everywhere & unfinished[:, None] & (positions >= begin) & (positions < begin + size)
             self.inner.fill(state)
-            if state.stop is not None:
-                ended |= ((state.tokens == state.stop) & state.open).any(-1)
+            ended |= self._ended(state)
             state.open = everywhere
         state.count(state.reader)
 
@@ -95,17 +95,24 @@ class Blocks(Unmasking):
         # Each row counts from its own first blank, so that its blocks do not depend on the rest of the batch.
         first_blank = state.blank.long().argmax(-1, keepdim=True)
         state.whole = False
+        over = torch.zeros_like(everywhere[:, :1])  # rows that have ended
         for block in range(-(-length // self.size)):
             start = first_blank + block * self.size
             end = (start + self.size).clamp_max(length)
-            inside = everywhere & (positions >= start) & (positions < end)
-            if state.stop is not None:
-                ended = (state.tokens == state.stop) & everywhere & (positions < start)
-                inside &= ~ended.any(-1, keepdim=True)
-            state.open = inside
+            state.open = inside = everywhere & (positions >= start) & (positions < end) & ~over
             left = (end - window).clamp_min(0)
             for seen in left[state.blank.any(-1)].unique().tolist():  # rows with the same window at a time
                 state.open = inside & (left == seen)
                 state.look(slice(seen, seen + window))
                 self.inner.fill(state)
+            state.open = inside
+            over |= self._ended(state)[:, None]
         state.open = everywhere
+
+    def _ended(self, state: SamplerState) -> Tensor:
+        """[B] bool: rows whose text ends in the open block."""
+        if state.stop is None:
+            return torch.zeros_like(state.open[:, 0])
+        ended = ((state.tokens == state.stop) & state.open).any(-1)
+        complete = state.complete(state.open.any(-1) & ~ended)
+        return ended if complete is None else ended | complete

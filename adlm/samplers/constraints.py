@@ -22,7 +22,7 @@ from torch import Tensor
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
 from adlm.samplers.filters import Sites
-from adlm.samplers.patterns import Bools, Ints, over_bytes, over_characters, too_large
+from adlm.samplers.patterns import Bools, Ints, check_time, over_bytes, over_characters, too_large
 
 _MOST_EDGES = 1 << 24
 
@@ -334,6 +334,7 @@ def _pattern_language(regex: str, space: bool, first: bool, tokenizer: Tokenizer
         total += len(tokens)
         if total > _MOST_EDGES:
             raise too_large(regex)
+        check_time(regex)
     ends = accepts[order]
     ends[0] = False
     return Automaton(np.concatenate(edges, 1).astype(np.int32), ends, tokenizer)

@@ -28,8 +28,8 @@ class DraftAndVerify(Sampler):
     One pass reads the block with its blanks and drafts x_l ~ q_l at all of them. A second one reads it from left to
     right, which gives p_l: x_l is kept with probability min(1, p_l(x_l) / q_l(x_l)); the first that is not is drawn
     anew from (p_l - q_l)+, normalised, and what follows it is blank again (arXiv 2211.17192). So texts follow the law
-    of the left-to-right reading, filters included, and a row gets at least one token from two passes. Both readings
-    share one cache of finished blocks.
+    of the left-to-right reading, filters included. A shifted model reads finished tokens causally, whatever block they
+    were written in: so both readings share one cache, and the next draft begins at the first blank, wherever that is.
 
     Args:
         block_size: tokens per draft, at most; by default the model's own.
@@ -69,23 +69,20 @@ class DraftAndVerify(Sampler):
         positions = torch.arange(state.tokens.shape[1], device=state.tokens.device)
         attempts = np.zeros(len(state.tokens), np.int64)  # of each row, which its random numbers are named by
         while bool((blank := state.blank).any()):
-            start = blank.long().argmax(-1) // size * size
+            start = blank.long().argmax(-1)
             begin = start[:, None]
             where = blank & (positions >= begin) & (positions < begin + size)
             reader.move(start)
             draft = self._draft(state, reader.features(where), where, attempts)
             at = where.nonzero(as_tuple=True)
             state.tokens[at] = draft.tokens
-            fresh = self._verify(state, reader.features(where, left_to_right=True), where, draft, attempts)
-            # The verified slots of a block are those of its final tokens.
-            reader.keep(begin[:, 0] + size, ~(state.blank & where).any(-1) & where.any(-1))
+            verified = reader.features(where, left_to_right=True)
+            fresh, first = self._verify(state, verified, where, draft, attempts)
+            # What was computed up to the first rejected token was computed from final tokens.
+            end = torch.where(first.any(-1), first.long().argmax(-1) + 1, start + size)
+            reader.keep(end, where.any(-1))
             attempts += where.any(-1).cpu().numpy()
-            if state.stop is not None:
-                stops = (state.tokens == state.stop) & fresh
-                rest = state.open & (stops.long().cumsum(-1) > 0) & ~stops
-                state.tokens[rest] = state.stop
-                fresh = fresh | rest
-            state.show(fresh, passes=2)
+            state.show(state.end_rows(fresh), passes=2)
         state.count(reader)
 
     def _draft(self, state: SamplerState, final: Tensor, where: Tensor, attempts: NDArray[np.int64]) -> "_Draft":
@@ -99,8 +96,11 @@ class DraftAndVerify(Sampler):
 
     def _verify(
         self, state: SamplerState, final: Tensor, where: Tensor, draft: "_Draft", attempts: NDArray[np.int64]
-    ) -> Tensor:
-        """Keep what is accepted, draw the first that is not anew, and blank the rest; [B, L] bool of what is kept."""
+    ) -> tuple[Tensor, Tensor]:
+        """Keep what is accepted, draw the first that is not anew, and blank the rest.
+
+        Returns [B, L] bool of what is kept, and of the first rejected token of each row.
+        """
         row, position = where.nonzero(as_tuple=True)
         u = state.uniform("accept", attempts)[where]
         log_p = torch.empty_like(draft.log_probability)
@@ -122,7 +122,7 @@ class DraftAndVerify(Sampler):
                 tokens[part] = p.above(q).draw(state, v[part])
             state.tokens[first] = tokens
         state.remask(behind)
-        return where & ~behind
+        return where & ~behind, first
 
     def _laws(self, state: SamplerState, final: Tensor, where: Tensor) -> Iterator[tuple[Tensor, "_Law"]]:
         """Slices of the N positions `where`, and what is drawn there, as filters leave it from left to right."""

@@ -57,9 +57,5 @@ class LeftToRight(Sampler):
                 state.network_calls += cache.rows
                 state.anchor_calls += cache.rows if features.anchor is not None else 0
                 state.write(fresh, *state.draw(features.final[fresh[reading, position]], fresh))
-                if state.stop is not None:
-                    ended = (fresh & (state.tokens == state.stop)).any(-1, keepdim=True)
-                    rest = state.blank & ended
-                    state.tokens[rest] = state.stop
-                    fresh = fresh | rest
+                fresh = state.end_rows(fresh)
             state.show(fresh, steps=length)

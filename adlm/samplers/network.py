@@ -39,6 +39,8 @@ class Network(Protocol):
     @property
     def block_size(self) -> int: ...
     @property
+    def reads_blocks(self) -> bool: ...
+    @property
     def shifted(self) -> bool: ...
     @property
     def blind_anchor(self) -> bool: ...
@@ -112,6 +114,10 @@ class NetworkWrapper:
     @property
     def block_size(self) -> int:
         return self.network.block_size
+
+    @property
+    def reads_blocks(self) -> bool:
+        return self.network.reads_blocks
 
     @property
     def shifted(self) -> bool:

@@ -3,7 +3,10 @@
 import importlib
 import re
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -20,6 +23,25 @@ _POINTS = 0x110000
 _MOST_STATES = 10_000
 # Python's own parser of patterns, so that they mean what they mean to `re`.
 _re_parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+
+
+_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+
+
+@contextmanager
+def pattern_time(seconds: float) -> Iterator[None]:
+    """Patterns whose automata take this thread longer than this, in all, are refused as too large."""
+    before = _deadline.set(time.thread_time() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(before)
+
+
+def check_time(regex: str) -> None:
+    """Raise if the time for patterns is over."""
+    if time.thread_time() > _deadline.get():
+        raise too_large(regex)
 
 
 def over_bytes(delta: Ints, accepts: Bools, classes: NDArray[Any]) -> tuple[Ints, Bools]:
@@ -90,6 +112,7 @@ def over_characters(regex: str, space: bool) -> tuple[Ints, Bools, NDArray[Any]]
             table[-1].append(numbers[reached])
         if len(sets) > _MOST_STATES:
             raise too_large(regex)
+        check_time(regex)
     accepts = np.array([paths.end in states for states in sets])
     return *_smallest(np.array(table, np.int32), accepts), np.repeat(kind.astype(np.int32), np.diff(edges))
 

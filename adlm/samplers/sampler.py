@@ -13,6 +13,7 @@ from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Filter
 from adlm.samplers.network import Network
 from adlm.samplers.state import DrawCallback, Sample, SamplerState, StepCallback
+from adlm.samplers.stopping import StopRule
 
 Needs = Literal["any", "causal", "masked", "two-stage", "shifted blocks"]
 
@@ -40,15 +41,16 @@ class Sampler(ABC):
         noise: Noise,
         on_step: StepCallback | None = None,
         on_draw: DrawCallback | None = None,
-        stop: int | None = None,
+        stop: int | StopRule | None = None,
     ) -> Sample:
         """Fill the canvas. The network's weights must not change meanwhile.
 
         Args:
             on_step: called after every step.
             on_draw: called with every distribution that tokens are drawn from.
-            stop: a token that ends a row. Samplers that write from left to right leave the row there and repeat the
-                token to its end; others have written the rest by then.
+            stop: a token that ends a row, or a rule. Samplers that write from left to right leave the row there and
+                repeat the token to its end, those that write in blocks after the block; others have written the rest
+                by then.
         """
         with network.inference_weights():
             sampler, network = self.suited(network)
@@ -68,7 +70,7 @@ class Sampler(ABC):
         *,
         on_step: StepCallback | None = None,
         on_draw: DrawCallback | None = None,
-        stop: int | None = None,
+        stop: int | StopRule | None = None,
     ) -> SamplerState:
         """A state to fill."""
         state = SamplerState(network, canvas, noise, on_step=on_step, on_draw=on_draw, stop=stop)

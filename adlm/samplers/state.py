@@ -24,6 +24,7 @@ from adlm.samplers.draw import draw_measured
 from adlm.samplers.filters import Filter, Sites, check_drawable, check_finite
 from adlm.samplers.network import Network, anchor_predictions
 from adlm.samplers.row_noise import Name, RowNoise
+from adlm.samplers.stopping import StopRule
 
 SLICE = 1 << 22  # logits at a time: what bounds the memory of a sampler, whatever L and V are
 
@@ -111,7 +112,7 @@ class SamplerState:
     reader: what reads the canvas, of networks with block-causal attention.
 
     Args:
-        stop: a token that ends a row, for samplers that write from left to right.
+        stop: what ends a row, for samplers that write from left to right: a token, or a rule.
     """
 
     def __init__(
@@ -122,9 +123,11 @@ class SamplerState:
         *,
         on_step: StepCallback | None = None,
         on_draw: DrawCallback | None = None,
-        stop: int | None = None,
+        stop: int | StopRule | None = None,
     ) -> None:
-        self.network, self.canvas, self.noise, self.stop = network, canvas, noise, stop
+        self.network, self.canvas, self.noise = network, canvas, noise
+        self.stop_rule = StopRule(stop) if isinstance(stop, int) else stop
+        self.stop = None if self.stop_rule is None else self.stop_rule.token
         self.on_step, self.on_draw = on_step, on_draw
         self.filters: tuple[Filter, ...] = ()
         self.stale_anchors, self.whole = 1, True
@@ -217,6 +220,36 @@ class SamplerState:
 
     def _write(self, at: tuple[Tensor, ...], tokens: Tensor, confidence: Tensor) -> None:
         self.tokens[at], self.confidence[at] = tokens, confidence.to(self.confidence.dtype)
+
+    def end_rows(self, fresh: Tensor) -> Tensor:
+        """Leave the rows that end with what was just written, `fresh` [B, L] bool: the stop token fills them.
+
+        Returns `fresh` and what was filled.
+        """
+        if self.stop is None:
+            return fresh
+        stops = fresh & (self.tokens == self.stop)
+        rest = torch.zeros_like(fresh)
+        if bool(stops.any()):
+            rest |= self.open & (stops.long().cumsum(-1) > 0) & ~stops
+        if (complete := self.complete(fresh.any(-1))) is not None:
+            rest |= self.blank & complete[:, None]
+        self.tokens[rest] = self.stop
+        return fresh | rest
+
+    def complete(self, rows: Tensor) -> Tensor | None:
+        """Which of these rows [B] bool have a stop string in what is written up to their first blank; None if there
+        are no stop strings."""
+        rule = self.stop_rule
+        if rule is None or not rule.strings:
+            return None
+        found, mask_id = torch.zeros_like(rows), self.network.vocabulary.mask_id
+        for row in rows.nonzero()[:, 0].tolist():
+            tokens, frozen = self.tokens[row].tolist(), self.canvas.frozen[row].tolist()
+            first = frozen.index(False) if False in frozen else len(tokens)
+            end = next((i for i in range(first, len(tokens)) if tokens[i] == mask_id), len(tokens))
+            found[row] = rule.complete(tokens[:first], tokens[first:end])
+        return found
 
     def remask(self, where: Tensor) -> None:
         """Make `where` blank again."""

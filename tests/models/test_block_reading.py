@@ -149,6 +149,18 @@ def test_documents_of_a_row_and_padding_do_not_meet(name):
         torch.testing.assert_close(together[:, start:end], alone)
 
 
+@pytest.mark.parametrize("name", [name for name in NETWORKS if "tower" not in name])
+def test_one_block_of_a_padded_row_is_its_text_alone(name):
+    """Blocks that are not told of padding, as those of whole rows in training."""
+    model = built(NETWORKS[name])
+    clean, noisy = rows(2, 12)
+    noisy[:, 7] = clean[:, 7]  # the last token of the text is known
+    segments = torch.tensor([[0] * 8 + [-1] * 4] * 2)
+    blocks = torch.zeros(2, 12, dtype=torch.long)
+    padded = model.features(noisy, clean=clean, blocks=blocks, segments=segments).final[:, :8]
+    torch.testing.assert_close(padded, model.in_blocks(0).features(noisy[:, :8]).final)
+
+
 def test_output_positions_are_those_of_the_whole_table():
     for name, network in NETWORKS.items():
         model = built(network)

@@ -162,6 +162,8 @@ def test_holes_need_a_model_that_has_read_whole_rows():
     (text,) = whole.infill("the [MASK:2] sat")
     assert text.startswith("the ")
     assert text.endswith(" sat")
+    surest = whole.infill("the [MASK:2] sat", sampler="confidence", tokens_per_step=1)
+    assert whole.infill("the [MASK:2] sat", sampler="draft-and-verify") == surest
     assert text_model().infill("the cat [MASK:3]")[0].startswith("the cat")
     with raises(ConfigError, subject="suffix"):
         text_model().generate("the", suffix=" sat")
@@ -178,3 +180,13 @@ def test_predictions_at_all_blanks_of_a_block_are_recorded():
     assert seen[0].positions == [2, 3]
     assert seen[-1].positions[-1] >= 4
     assert all(each.anchor is not None and len(each.anchor) == len(each.positions) for each in seen)
+
+
+def test_what_follows_is_seen_by_a_model_that_has_read_whole_rows():
+    whole = text_model((1, 4, 0))
+    (text,) = whole.generate("the cat", suffix=" mat", max_new_tokens=2)
+    assert text.startswith("the cat")
+    assert text.endswith(" mat")
+    assert whole.score("the cat sat", span="cat") == whole.in_blocks(0).score("the cat sat", span="cat")
+    with raises(ConfigError, subject="span"):
+        text_model().score("the cat sat", span="cat")

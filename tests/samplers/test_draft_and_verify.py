@@ -81,13 +81,27 @@ def test_filters_act_as_from_left_to_right(filters):
     assert_drawn_from(exact_law(model, 5, filters), numbered(sample.tokens))
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_given_tokens_among_the_blanks_do_not_change_the_law_of_what_is_left_of_them(name):
+    """A rejected token may stand right before a given one, which nothing computed for the rejected one may outlive."""
+    model, given, length = built(name), 2, 5
+    blanks = canvas(6000, length)
+    blanks.tokens[:, given], blanks.frozen[:, given] = 1, True
+    sample = DraftAndVerify().sample(model, blanks, noise=Noise(0)).tokens
+    texts = torch.tensor(list(product(range(3), repeat=length)))
+    with torch.no_grad():
+        each = model.in_blocks(1)(texts).double().softmax(-1).gather(-1, texts[..., None])[..., 0]
+    each[:, given] = (texts[:, given] == 1).double()
+    assert_drawn_from(each.prod(-1), numbered(sample))
+
+
 def test_the_test_has_power():
     """Without verification the drafts follow another law."""
     model = built("plain")
 
     class Draft(DraftAndVerify):
         def _verify(self, state, final, where, draft, attempts):
-            return where
+            return where, torch.zeros_like(where)
 
     sample = Draft().sample(model, canvas(6000, 4), noise=Noise(0))
     with pytest.raises(AssertionError):

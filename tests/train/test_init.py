@@ -15,7 +15,7 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
-from adlm.train.init import AnchorFrom, Finetune, Init, RandomInit
+from adlm.train.init import AnchorFrom, Finetune, Init, RandomInit, SplitFrom
 from tests.errors import raises
 
 TOKENIZER = characters("abcdefghijklmnopqrstuvwxyz")
@@ -69,6 +69,33 @@ def test_two_stages_that_start_from_one_predict_the_same(tmp_path, stack, tied, 
     anchor = model.anchor_logits(model.features(TOKENS).anchor.flatten(0, 1))
     anchor[:, VOCABULARY.mask_id] = -torch.inf
     assert (anchor.softmax(-1) - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("attention", ["causal", "block"])
+def test_a_model_that_is_split_into_two_stages_predicts_the_same(tmp_path, attention):
+    causal = replace(STACK, layers=3, attention="causal")
+    other, folder = saved(tmp_path, replace(ONE, stack=causal))
+    size = 4 if attention == "block" else 0
+    lower = replace(causal, layers=2, attention=attention)
+    model = TwoStageConfig(lower, 1, Continued(), positions=8, block_size=size, shift=True).build(VOCABULARY)
+    SplitFrom(folder).apply(model, TOKENIZER)
+    assert sum(map(torch.numel, model.anchor.blocks.parameters())) > 0
+    assert torch.equal(probabilities(model.in_blocks(1)), probabilities(other))
+    assert not torch.equal(model.anchor.blocks[0].up.weight, model.denoiser.blocks[0].up.weight)
+
+
+def test_a_split_needs_the_same_layers_and_a_residual_stream_that_continues(tmp_path):
+    causal = replace(STACK, layers=3, attention="causal")
+    _, folder = saved(tmp_path, replace(ONE, stack=causal))
+    fitting = TwoStageConfig(replace(causal, layers=2), 1, Continued(), positions=8)
+    for network, subject in (
+        (replace(fitting, denoiser_layers=2), "network.anchor.layers"),
+        (replace(fitting, hand_over=Hidden()), "network.hand_over"),
+        (ONE, "init"),
+        (replace(fitting, anchor=replace(STACK, layers=2)), "network.shift"),
+    ):
+        with raises(ModelError, subject=subject):
+            SplitFrom(folder).apply(network.build(VOCABULARY), TOKENIZER)
 
 
 def test_two_timed_stages_that_start_from_one_predict_the_same_at_any_time(tmp_path):
