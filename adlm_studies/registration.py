@@ -32,6 +32,7 @@ CLASSES = {
     "study": {
         "Anchoring": "adlm_studies.experiments.anchoring:Anchoring",
         "Anchors": "adlm_studies.experiments.anchors:Anchors",
+        "BlockSizes": "adlm_studies.experiments.blocks:BlockSizes",
         "Demo": "adlm_studies.experiments.demo:Demo",
         "Domains": "adlm_studies.experiments.domains:Domains",
         "Efficiency": "adlm_studies.experiments.efficiency:Efficiency",

@@ -11,7 +11,7 @@ from adlm_studies.experiments import settings
 from adlm_studies.experiments.samples import RecordSample, texts_of
 from adlm_studies.experiments.statistics import exponential, interval_note, over_runs, paired, significant
 from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, check_names
-from adlm_studies.experiments.tables import curves, nats_of, select
+from adlm_studies.experiments.tables import curves, gap_closed, nats_of, seed_difference, select, shared_seeds
 from adlm_studies.experiments.training import TrainAndScore
 from adlm_studies.report.sections import Cell, Interval, ReportPage, ReportTable, Section
 
@@ -126,7 +126,7 @@ def _found(outcomes: Sequence[StepOutcome]) -> str:
     gaps: dict[str, Interval] = {}
     for corpus in dict.fromkeys(outcome.labels.get("corpus") for outcome in outcomes):
         nats = {arm: nats_of(select(outcomes, corpus=corpus, model=arm)) for arm in ("ADLM", AGAINST[0])}
-        shared = _shared(nats, *nats)
+        shared = shared_seeds(nats, *nats)
         if corpus and shared:
             gaps[corpus] = paired(*([nats[arm][seed] for seed in shared] for arm in nats))
     if not gaps:
@@ -154,8 +154,8 @@ def _table(
             f"{first['work'] / 1e12:,.3g}",
             mean,
             exponential(mean),
-            _difference(nats, arm, base),
-            *([] if base == "AR" else [_closed(nats, arm, base)]),
+            seed_difference(nats, arm, base),
+            *([] if base == "AR" else [gap_closed(nats, arm, base)]),
         ])  # fmt: skip
     columns = ["model", "parameters", "training work, TFLOP", "nats per token", "perplexity", f"nats against {base}"]
     columns += [] if base == "AR" else ["of the gap to AR closed, %"]
@@ -165,26 +165,3 @@ def _table(
         "a seed. ≤ marks a bound."
     )
     return ReportTable(title, note, columns, rows, ("", "", "", "low", "low", "low", "high")[: len(columns)])
-
-
-Nats = dict[str, dict[int, float]]  # by arm and seed
-
-
-def _difference(nats: Nats, arm: str, base: str | None) -> Cell:
-    shared = _shared(nats, arm, base)
-    return paired([nats[arm][s] for s in shared], [nats[base][s] for s in shared]) if base and shared else None
-
-
-def _closed(nats: Nats, arm: str, base: str | None) -> Cell:
-    """In percent: 0 is the MDLM of equal cost, 100 is AR."""
-    shared = _shared(nats, arm, base, "AR")
-    if not base or not shared:
-        return None
-    gaps = [(nats[base][s] - nats[arm][s]) / (nats[base][s] - nats["AR"][s]) for s in shared]
-    return over_runs([100 * gap for gap in gaps])
-
-
-def _shared(nats: Nats, *arms: str | None) -> list[int]:
-    if any(arm is None or arm not in nats for arm in arms):
-        return []
-    return sorted(set.intersection(*(set(nats[arm]) for arm in arms if arm)))

@@ -9,7 +9,6 @@ _KINDS = {
     "BySize": "SolveBySize",
     "Content": "ContentTokens",
     "Count": "FillTables",
-    "FromBox": "GenerateFromBox",
     "Learn": "TrainOnProcess",
     "NaiveAnelbo": "ReferenceAnelbo",
     "Rare": "RareTokens",

@@ -40,7 +40,7 @@ class TrainAndScore(StudyWork):
         others: corpora to score on too, in the model's own tokens and rows.
         texts: samples to keep.
         start: name of the step whose model the run is made from, split into two stages.
-        sampler: that writes the samples; by default the model's own.
+        sampler: that writes the samples and becomes the model's own; by default that of its kind.
     """
 
     run: Run
@@ -80,6 +80,11 @@ class TrainAndScore(StudyWork):
         for source in self.others:
             tables[source] = held_out(replace(corpus, source=source), fitted.tokenizer, context.cache)
         model = TextModel(fitted.model, fitted.config, fitted.tokenizer)
+        if self.sampler:
+            model = TextModel(
+                fitted.model, replace(fitted.config, sampling={"sampler": self.sampler}), fitted.tokenizer
+            )
+            model.save(context.folder)
         return {
             "parameters": sum(parameter.numel() for parameter in fitted.model.parameters()),
             "work": summary(run, vocabulary=fitted.config.vocabulary).all_work,
@@ -88,7 +93,7 @@ class TrainAndScore(StudyWork):
             "threads": torch.get_num_threads(),
             "scores": {source: self._score(fitted.model, table) for source, table in tables.items()},
             "curve": _curve(context.folder),
-            "texts": model.generate(n=self.texts, seed=run.train.seed, sampler=self.sampler) if self.texts else [],
+            "texts": model.generate(n=self.texts, seed=run.train.seed) if self.texts else [],
         }
 
     def _score(self, model: LanguageModel, table: Table) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from adlm.errors import ConfigError
 from adlm.models.language_model import LanguageModel
 from adlm.pieces import Pieces, anchor_rule, anchors_by
-from adlm.samplers.named import default_sampler
 from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import SLICE, StepEvent
 from adlm.text_model import TextModel
@@ -59,7 +58,7 @@ def record_generation(
     final = states[-1][None]
     anchors = anchors_by(anchor_rule(model.config), final, (final != watched.mask_id) & ~torch.isin(final, special))
     writer = _Writer(model, set(special.tolist()), predictions)
-    kind = sampler if isinstance(sampler, str) else type(sampler or default_sampler(model.network)).__name__
+    kind = sampler if isinstance(sampler, str) else type(sampler or model.sampler()).__name__
     steps = f"{watched.steps:,} step{'s' * (watched.steps != 1)}"
     return Player(
         title,

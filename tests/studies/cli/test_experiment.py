@@ -15,7 +15,7 @@ TINY = ["--set", 'corpora=["stories"]', "--set", 'arms=["AR", "ADLM"]', "--set",
 def test_the_studies_are_listed_with_what_they_ask(capsys):
     assert main(["experiment", "list"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for name in ("anchoring", "generation", "domains", "anchors", "efficiency", "sample-complexity"):
+    for name in ("anchoring", "generation", "domains", "anchors", "efficiency", "sample-complexity", "blocks"):
         assert name in shown
 
 
