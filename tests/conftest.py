@@ -1,7 +1,6 @@
 """What tests share: fake models small enough to reason about, a tiny corpus, and the optional reference data."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,9 @@ from adlm.data.source import Piece, Source
 from adlm.models.language_model import LanguageModel
 from adlm.models.network import Vocabulary
 from adlm.types import Batch, Features
+from tests import browser
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-_BROWSER = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
 
 
 @dataclass(frozen=True)
@@ -79,20 +69,20 @@ def shared() -> Path:
 def context_with():
     """Contexts of a headless Chromium, by their options. Skipped, saying so, where there is none."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
+    program = browser.installed()
     if program is None:
-        pytest.skip("no chromium here to show pages")
+        pytest.skip(f"no browser is installed; to install one: {browser.COMMAND}")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=_BROWSER)
+        chromium = playwright.chromium.launch(executable_path=program, args=browser.FLAGS)
         contexts = {}
 
         def context_with(**options):  # making one takes longer than most tests
             key = tuple(sorted(options.items()))
-            contexts[key] = contexts.get(key) or browser.new_context(**options)
+            contexts[key] = contexts.get(key) or chromium.new_context(**options)
             return contexts[key]
 
         yield context_with
-        browser.close()
+        chromium.close()
 
 
 def batch_of(tokens: list[list[int]] | Tensor, valid: Tensor | None = None) -> Batch:

@@ -24,15 +24,24 @@ def test_it_is_an_anchored_model_of_twenty_megabytes_at_most(box):
     assert (BOX / "model.safetensors").stat().st_size < 2.1 * numbers  # two bytes each
 
 
-def test_its_card_has_its_figures_and_its_twins_and_no_path_of_a_machine():
+def test_its_card_has_its_figures_and_its_source_and_no_path_of_a_machine():
     card = (BOX / "README.md").read_text(encoding="utf-8")
-    for words in ("ADLM (this model)", "MDLM of equal cost", "nats per token", "cdla-sharing-1.0", "box-adlm"):
+    for words in ("stories15M", "MIT", "CDLA-Sharing-1.0", "nats per token", "the source", "left to right"):
         assert words in card
     for path in BOX.iterdir():
         content = path.read_bytes()
         assert b"/tmp" not in content
         assert b"/home" not in content
         assert b"/root" not in content
+
+
+def test_one_network_is_read_in_four_ways(box):
+    assert {0, 1} < set(box.block_sizes)
+    for size in (1, 4, 0):
+        (text,) = box.generate("Once upon a time", seed=1, block_size=size, max_new_tokens=12, sampler="confidence")
+        assert text.startswith("Once upon a time")
+    (text,) = box.generate("Once upon a time", seed=1, max_new_tokens=12, sampler="draft-and-verify", block_size=4)
+    assert text.startswith("Once upon a time")
 
 
 def test_it_writes_the_same_sentences_for_the_same_seed(box):

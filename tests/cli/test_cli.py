@@ -1,5 +1,6 @@
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 
@@ -78,13 +79,13 @@ def test_mistakes_are_answered(words, named, tmp_path, capsys):
     assert named in capsys.readouterr().err
 
 
-def test_the_demo_runs_to_its_end(tmp_path, capsys):
+def test_the_demo_runs_to_its_end_and_the_commands_it_prints_work(tmp_path, capsys, monkeypatch):
     """Two steps of each model: every part of the command, none of the quality."""
     (tmp_path / "text.txt").write_text("\n".join(f"line {i} of some text about {i % 7} things" for i in range(900)))
     words = ["demo", "--quick", "--steps", "2", "--samples", "1", "--out", str(tmp_path / "out")]
     assert main([*words, "--corpus", str(tmp_path / "text.txt")]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("AR", "MDLM", "ADLM", "perplexity"))
+    assert all(name in shown for name in ("AR", "MDLM", "ADLM", "perplexity", "Masked models"))
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     trained = [each for each in results["outcomes"] if "model" in each["labels"]]
     assert [each["name"] for each in trained] == ["ar", "mdlm", "adlm", "adlm-block"]
@@ -93,6 +94,11 @@ def test_the_demo_runs_to_its_end(tmp_path, capsys):
         assert score["nats_per_token"]["error"] > 0
         assert (tmp_path / "out" / each["name"] / "model.safetensors").exists()
     assert "<!doctype html>" in (tmp_path / "out" / "report.html").read_text()[:100].lower()
+    monkeypatch.chdir(tmp_path)  # where results of evaluations go
+    commands = [line.strip() for line in shown.splitlines() if " -m adlm " in line or line.startswith("  adlm ")]
+    assert [shlex.split(line.split("adlm ")[-1])[0] for line in commands] == ["sample", "infill", "evaluate"]
+    for line in commands:
+        assert main(shlex.split(line[line.index("adlm ") + len("adlm ") :])) == 0, line
 
 
 def test_a_demo_without_steps_is_refused(tmp_path, capsys):
