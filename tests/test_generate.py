@@ -125,7 +125,7 @@ def test_the_end_token_stops_the_sampler_and_the_text(model):
     for stop, passed in ((True, END), (False, None)):
         sampler = Numbers()
         assert model.generate("the cat", sampler=sampler, stop=stop) == ["the cat"]
-        assert sampler.stops == [passed]
+        assert [rule and rule.token for rule in sampler.stops] == [passed]
 
 
 def test_what_is_written_past_the_end_is_kept_if_asked(causal):

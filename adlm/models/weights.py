@@ -50,7 +50,8 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
     Args:
         asked: the first part of error messages.
     """
-    if (size := _header_bytes(path)) > _LARGEST_HEADER:
+    # What claims more than the file has is no header: what the file is instead is found out below.
+    if _LARGEST_HEADER < (size := _header_bytes(path)) <= path.stat().st_size:
         found = f"a header of {size:,} bytes in {path.name}; more than {_LARGEST_HEADER:,} are not read"
         raise ModelError(asked, found, _DAMAGED, subject=path.name)
     try:

@@ -24,7 +24,7 @@ from adlm.serve.front import Front
 from adlm.serve.guard import LOOPBACK, App, Guard, Receive, Scope, Send
 from adlm.serve.limits import ServerLimits
 from adlm.serve.metrics import Metrics
-from adlm.serve.workers import WorkerPool
+from adlm.serve.workers import ServerWorkers
 from adlm.text_model import load
 
 
@@ -210,7 +210,7 @@ def _serve_in_front(service: Service, listening: socket.socket) -> None:
     """Several workers, and this process in front of them."""
     _prepare((signal.SIGTERM, signal.SIGINT))
     key, metrics = secrets.token_hex(24), Metrics(None)
-    pool = WorkerPool(service.workers, _serve_here, (service, key))
+    pool = ServerWorkers(service.workers, _serve_here, (service, key))
     front = Front(lambda: pool.workers, metrics, key, service.limits.seconds)
     guard = Guard(_with_workers(front, pool), limits=service.limits, metrics=metrics, keys=service.all_keys)
 
@@ -236,7 +236,7 @@ def _serve_in_front(service: Service, listening: socket.socket) -> None:
             )
 
 
-def _with_workers(front: Front, pool: WorkerPool) -> App:
+def _with_workers(front: Front, pool: ServerWorkers) -> App:
     """The front's application, with workers that live as long as it does."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -57,7 +57,7 @@ class WorkerProcess:
                 writer.close()
 
 
-class WorkerPool:
+class ServerWorkers:
     """The workers of a server, watched by a task of the front's event loop."""
 
     def __init__(self, count: int, run: Callable[..., None], args: tuple[Any, ...]) -> None:

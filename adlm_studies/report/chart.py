@@ -123,19 +123,19 @@ def _draw(panel: Any, chart: Chart, drawn: list[list[ChartPoint]]) -> None:
         axis.set_major_formatter(_short)
     for s, (series, shown, colour) in enumerate(zip(chart.series, drawn, cycle(LIGHT), strict=False)):
         _draw_series(panel, s, series, shown, colour)
-    for name, y in chart.levels:
-        if _drawable(y, chart.y_log):
-            panel.axhline(y, color=_SOFT[0], linewidth=1.25, linestyle=":")
-            panel.annotate(
-                _clean(name), (0.01, y), (0, 3), panel.get_yaxis_transform(), "offset points", color=_SOFT[0]
-            )
-    # A logarithmic axis of one value has no range of its own.
+    # A logarithmic axis of one value has no range of its own, which a level needs.
     for log, limits, values in (
         (chart.x_log, panel.set_xlim, {point.x for shown in drawn for point in shown}),
         (chart.y_log, panel.set_ylim, {y for shown in drawn for point in shown for y in (point.low, point.high)}),
     ):
         if log and len(values) == 1:
             limits(min(values) / 10, max(values) * 10)
+    for name, y in chart.levels:
+        if _drawable(y, chart.y_log):
+            panel.axhline(y, color=_SOFT[0], linewidth=1.25, linestyle=":")
+            panel.annotate(
+                _clean(name), (0.01, y), (0, 3), panel.get_yaxis_transform(), "offset points", color=_SOFT[0]
+            )
     if any(series.name for series in chart.series):
         panel.legend(frameon=False, labelcolor=_INK[0], loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     if not any(drawn):

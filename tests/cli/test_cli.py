@@ -96,9 +96,10 @@ def test_the_demo_runs_to_its_end_and_the_commands_it_prints_work(tmp_path, caps
     assert "<!doctype html>" in (tmp_path / "out" / "report.html").read_text()[:100].lower()
     monkeypatch.chdir(tmp_path)  # where results of evaluations go
     commands = [line.strip() for line in shown.splitlines() if " -m adlm " in line or line.startswith("  adlm ")]
-    assert [shlex.split(line.split("adlm ")[-1])[0] for line in commands] == ["sample", "infill", "evaluate"]
-    for line in commands:
-        assert main(shlex.split(line[line.index("adlm ") + len("adlm ") :])) == 0, line
+    words = [shlex.split(line[line.index("adlm ") + len("adlm ") :]) for line in commands]
+    assert [each[0] for each in words] == ["sample", "infill", "evaluate"]
+    for each in words:
+        assert main(each) == 0, each
 
 
 def test_a_demo_without_steps_is_refused(tmp_path, capsys):

@@ -51,6 +51,11 @@ def test_any_values_make_a_picture_whose_points_lie_inside(series, x_log, y_log,
     assert all(0 <= x <= 576 and 0 <= y <= 360 for x, y in positions)
 
 
+def test_a_level_beside_one_point_on_a_logarithmic_axis():
+    chart = Chart("t", series=[Series("", [1.96], [0.0])], x_log=True, levels=[("level", 0.0)])
+    assert len(of_class(svg(chart), "dot")) == 1
+
+
 def test_ticks_are_the_numbers_a_person_would_write():
     wide = Series("", [1, 1e6], [-1, 1])
     assert {"1", "10", "100", "1k", "10k", "100k", "1M"} <= {*texts(svg(Chart("t", series=[wide], x_log=True)))}
