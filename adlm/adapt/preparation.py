@@ -26,6 +26,7 @@ _PASSES, _LEAST_STEPS = 2, 300
 _LARGE = 5_000_000  # parameters; see docs/log.md for the learning rates of both sides
 _LARGE_LR = 1e-4
 _MICRO_TOKENS = 4096
+_SIZES_PER_STEP = 4  # micro-batches of one block size each; one per step would leave steps to chance
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,13 @@ def adaptation_run(
     network = target.network(config.network)
     steps = options.steps or max(_LEAST_STEPS, -(-_PASSES * rows // options.rows))
     parameters = count_parameters(network, config.vocabulary).total
+    micro_batch = max(1, min(options.rows, _MICRO_TOKENS // length))
+    if len(target.readings) > 1 and not target.progressive:
+        micro_batch = max(1, min(micro_batch, options.rows // _SIZES_PER_STEP))
     train = TrainConfig(
         steps=steps,
         tokens_per_step=options.rows * length,
-        micro_batch_size=max(1, min(options.rows, _MICRO_TOKENS // length)),
+        micro_batch_size=micro_batch,
         optimizer=_optimizer(parameters, options.lr),
         lr_schedule=StableDecay(warmup=min(50, steps // 10), decay=0.3),
         freeze=options.freeze,
@@ -160,7 +164,7 @@ def adaptation_run(
         name,
         data[0] if len(data) == 1 else Together(data),
         network,
-        target.objective(),
+        target.objective(together=micro_batch),
         train,
         ValidationConfig(every=max(100, steps // 10), num_rows=64, draws=2, micro_batch_size=train.micro_batch_size),
         CheckpointConfig(every=100),

@@ -105,9 +105,15 @@ class Target:
         lower = replace(source.stack, layers=layers - upper, attention=attention)
         return TwoStageConfig(lower, upper, Continued(), tied, positions, size, True, start=source.start)
 
-    def objective(self) -> Objective:
-        """What is trained: the bound, for two stages of the split kind with the anchor term."""
-        masking: Corruption = BlockMasking(self.sizes, self.progressive) if self.block_size else CountMasking()
+    def objective(self, together: int = 1) -> Objective:
+        """What is trained: the bound, for two stages of the split kind with the anchor term.
+
+        Args:
+            together: rows that draw one block size, see `BlockMasking`.
+        """
+        masking: Corruption = CountMasking()
+        if self.block_size:
+            masking = BlockMasking(self.sizes, self.progressive, together)
         if self.kind in ("anchored", "anchored-block"):
             return Anelbo(masking, _RARE, gamma=_GAMMA, masked_only=True)
         return Nelbo(masking)

@@ -28,16 +28,21 @@ class BlockMasking(Corruption):
         sizes: tokens per block; 0 is the whole row. Several sizes are drawn per row, each as often as it is listed, so
             that one network learns to read all of them.
         progressive: take several sizes one after another, each for the same part of the run, instead of drawing them.
+        together: consecutive rows of the run that draw one size. With a micro-batch of as many rows, all of its rows
+            have the same, so that blocks of 1 and whole rows are read in one copy instead of two.
     """
 
     sizes: tuple[int, ...] = (16,)
     progressive: bool = False
+    together: int = 1
 
     def __post_init__(self) -> None:
         if not self.sizes:
             raise ConfigError("BlockMasking needs at least one block size", subject="sizes")
         if min(self.sizes) < 0:
             raise OutOfRange("sizes", min(self.sizes), "at least 1, or 0 for whole rows")
+        if self.together < 1:
+            raise OutOfRange("together", self.together, "at least 1")
 
     def __call__(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
         level = self.times.levels(batch.sample_id, noise.fork("time"))
@@ -55,8 +60,9 @@ class BlockMasking(Corruption):
             return sizes[min(int(progress * len(sizes)), len(sizes) - 1)]
         if len(set(sizes)) == 1:
             return sizes[0]
-        u = noise.fork("size").uniform(batch.sample_id, 1)[:, 0]
-        return torch.tensor(sizes, device=u.device)[(u * len(sizes)).long()].to(batch.tokens.device)
+        u = noise.fork("size").uniform(batch.sample_id // self.together, 1)[:, 0]
+        drawn = [sizes[int(each)] for each in (u * len(sizes)).tolist()]
+        return drawn[0] if len(set(drawn)) == 1 else torch.tensor(drawn, device=batch.tokens.device)
 
     def _at(self, level: Tensor, size: int | Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
         tokens, scored, segments = batch.tokens, batch.scored, None

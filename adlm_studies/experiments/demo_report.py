@@ -22,8 +22,8 @@ _LAG = (
 _NORMAL = 1.96  # standard errors on each side of a 95 % interval
 
 
-def demo_report(corpus: str, outcomes: Sequence[StepOutcome], *, shown: int) -> ReportPage:
-    """The report of the steps that are finished."""
+def demo_report(corpus: str, outcomes: Sequence[StepOutcome], *, shown: int, temperature: float = 1.0) -> ReportPage:
+    """The report of the steps that are finished, with so many texts of each model, written at this temperature."""
     trained = {outcome.name: outcome for outcome in outcomes if "model" in outcome.labels}
     players: list[Section] = [player_of(outcome.result) for outcome in outcomes if "player" in outcome.result]
     written = [
@@ -33,8 +33,8 @@ def demo_report(corpus: str, outcomes: Sequence[StepOutcome], *, shown: int) -> 
     ]
     marks = "✓ marks a story that the grammar could have told. " if _stories(corpus) else ""
     sections = [
-        _table(corpus, trained, _speeds(outcomes)),
-        Texts("What they write", f"{marks}The first of each at temperature 1, not selected.", written),
+        _table(corpus, trained, _speeds(outcomes), temperature),
+        Texts("What they write", f"{marks}The first of each at temperature {temperature:g}, not selected.", written),
         *players,
         curves(corpus, list(trained.values())),
     ]
@@ -79,7 +79,9 @@ def _lead(corpus: str, trained: Mapping[str, StepOutcome]) -> str:
     return f"{seen}. {_LAG}"
 
 
-def _table(corpus: str, trained: Mapping[str, StepOutcome], speeds: Mapping[str, float]) -> ReportTable:
+def _table(
+    corpus: str, trained: Mapping[str, StepOutcome], speeds: Mapping[str, float], temperature: float
+) -> ReportTable:
     floor = _floor(corpus)
     unit = "story" if floor else "token"
     columns = ["model", f"nats per {unit}", *(["above the floor", "flawless, %"] if floor else ["perplexity"])]
@@ -98,10 +100,10 @@ def _table(corpus: str, trained: Mapping[str, StepOutcome], speeds: Mapping[str,
         rows.append([outcome.labels["model"], nats, *quality, speed, f"{minutes:.1f}"])
     if floor:
         rows.append(["exact floor", floor, 0.0, 100, None, ""])
-    return ReportTable(f"Held-out {corpus}", _note(trained), columns, rows, best)
+    return ReportTable(f"Held-out {corpus}", _note(trained, temperature), columns, rows, best)
 
 
-def _note(trained: Mapping[str, StepOutcome]) -> str:
+def _note(trained: Mapping[str, StepOutcome], temperature: float) -> str:
     results = [outcome.result for outcome in trained.values()]
     threads = max((result["threads"] for result in results), default=1)
     alone = "side by side with one thread each" if threads == 1 else f"{threads} threads"
@@ -109,8 +111,9 @@ def _note(trained: Mapping[str, StepOutcome]) -> str:
     size = f"{sizes[0]:.2f} to {sizes[-1]:.2f} M parameters, one seed. " if sizes else ""
     return (
         f"{size}± is a 95 % interval over held-out rows and over texts; ≤ marks a bound, from 8 mask counts per row. "
-        f"Minutes are of training, {alone}; those of the last model include AR's. Tokens per second: one text at a "
-        "time, by the model's own sampler. Draft and verify writes by the law of the network read from left to right."
+        f"Minutes are of training, {alone}; those of the last model include AR's. Texts are written at "
+        f"temperature {temperature:g}. Tokens per second: one text at a time, by the model's own sampler. "
+        "Draft and verify writes by the law of the network read from left to right."
     )
 
 

@@ -41,6 +41,7 @@ class TrainAndScore(StudyWork):
         texts: samples to keep.
         start: name of the step whose model the run is made from, split into two stages.
         sampler: that writes the samples and becomes the model's own; by default that of its kind.
+        temperature: of the samples, likewise.
     """
 
     run: Run
@@ -50,6 +51,7 @@ class TrainAndScore(StudyWork):
     texts: int = 3
     start: str = ""
     sampler: str | None = None
+    temperature: float = 1.0
 
     @property
     def cost(self) -> float:
@@ -80,10 +82,10 @@ class TrainAndScore(StudyWork):
         for source in self.others:
             tables[source] = held_out(replace(corpus, source=source), fitted.tokenizer, context.cache)
         model = TextModel(fitted.model, fitted.config, fitted.tokenizer)
-        if self.sampler:
-            model = TextModel(
-                fitted.model, replace(fitted.config, sampling={"sampler": self.sampler}), fitted.tokenizer
-            )
+        own = {"sampler": self.sampler} if self.sampler else {}
+        sampling = own if self.temperature == 1 else {**own, "temperature": self.temperature}
+        if sampling:
+            model = TextModel(fitted.model, replace(fitted.config, sampling=sampling), fitted.tokenizer)
             model.save(context.folder)
         return {
             "parameters": sum(parameter.numel() for parameter in fitted.model.parameters()),

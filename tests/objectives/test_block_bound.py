@@ -168,6 +168,21 @@ def test_sizes_are_drawn_per_row_or_taken_one_after_another():
     assert growing(rows, 4, Noise(0), 1.0).block_size == 4
 
 
+def test_rows_that_draw_together_have_one_size():
+    masking, rows = BlockMasking((1, 4, 0), together=5), batch(rows=300, length=16)
+    drawn = masking(rows, 4, Noise(0))
+    sizes = (drawn.blocks[:, -1] + 1).view(60, 5)
+    assert bool((sizes == sizes[:, :1]).all())
+    assert set(sizes.flatten().tolist()) == {1, 4, 16}
+    parts = [masking(part, 4, Noise(0)) for part in rows.split(5)]
+    assert {part.block_size for part in parts} == {1, 4, 16}
+    assert torch.equal(torch.cat([part.x_t for part in parts]), drawn.x_t)
+    # What one copy of a row costs is what two cost.
+    model = built(SHIFTED)
+    apart = sum(Nelbo(masking)(model, part, progress=1.0, noise=Noise(0)).nll_sum for part in rows.split(5))
+    torch.testing.assert_close(apart, Nelbo(masking)(model, rows, progress=1.0, noise=Noise(0)).nll_sum)
+
+
 def test_the_anchored_bound_works_in_blocks():
     model, rows = built(ANCHORED), batch()
     masking = BlockMasking((4,))
@@ -187,3 +202,5 @@ def test_what_does_not_fit_is_refused():
         BlockMasking(())
     with raises(OutOfRange, subject="sizes"):
         BlockMasking((4, -1))
+    with raises(OutOfRange, subject="together"):
+        BlockMasking(together=0)
