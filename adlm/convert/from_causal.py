@@ -58,7 +58,7 @@ def from_gguf(path: Path, options: Options = Options()) -> Converted:  # noqa: B
         raise ModelError(asked, f"{found}; the nearest that is known is a plain {near}", _OTHER, subject="model_type")
     settings["bos_token_id"] = tokenizer.get_vocab().get(SEPARATOR, settings.get("bos_token_id"))
     stored = {name: partial(Tensor.detach, weight) for name, weight in network.state_dict().items()}
-    ours = with_roles(Backend.from_str(tokenizer.backend_tokenizer.to_str()))
+    ours = with_roles(Backend.from_str(tokenizer.backend_tokenizer.to_str()), tokenizer.chat_template)
     return assembled(settings, stored, ours, options.length, asked=asked)
 
 

@@ -116,7 +116,8 @@ def _fitted(tokenizer: Tokenizer, size: int, mask_id: int | None, *, asked: str)
     if not 0 <= mask < size or mask in (roles.eos_id, roles.bos_id, roles.pad_id):
         found = f"the mask id {mask} where {size:,} ids and other special tokens leave no room for it"
         raise ModelError(asked, found, "give another --mask-id, or another --tokenizer", subject="mask_id")
-    return Tokenizer(_padded(tokenizer.backend, size, mask, asked), replace(roles, vocab_size=size, mask_id=mask))
+    backend = _padded(tokenizer.backend, size, mask, asked)
+    return Tokenizer(backend, replace(roles, vocab_size=size, mask_id=mask), tokenizer.chat_template)
 
 
 def _padded(backend: Backend, size: int, mask: int, asked: str) -> Backend:
