@@ -24,6 +24,7 @@ from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import Tokenizer, load_tokenizer, with_roles
 from adlm.errors import ConfigError, ModelError
 from adlm.models.gguf_files import SEPARATOR, read_gguf
+from adlm.models.weights import check_header
 
 LONGEST = 1024  # of rows, where the model could read more and nobody says
 _REFUSED = ("auto_map", "quantization_config")  # they name code, or another form of the weights
@@ -81,6 +82,7 @@ def _read(path: Path, key: str, asked: str) -> Tensor:
 
 
 def _opened(path: Path, asked: str) -> Any:
+    check_header(path, asked)
     try:
         return safe_open(path, "pt")
     except (SafetensorError, OSError) as error:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from adlm.convert.description import lookup
 from adlm.convert.pickle_data import Name, PickledObject, shown
 from adlm.data.tokenizer import MASK, Roles, Tokenizer, load_tokenizer, with_roles
+from adlm.data.tokenizer_growth import check_growth
 from adlm.errors import ModelError
 
 # Vocabularies are rounded up to multiples of 128 at most; a larger gap means another tokenizer.
@@ -92,6 +93,7 @@ def named(name: str, size: int, mask_id: int | None, *, asked: str) -> Tokenizer
 
 
 def _backend(text: str, asked: str) -> Backend:
+    check_growth(text, "of a checkpoint")
     try:
         return Backend.from_str(text)
     except (KeyboardInterrupt, SystemExit):

@@ -50,9 +50,7 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
     Args:
         asked: the first part of error messages.
     """
-    if (size := _header_bytes(path)) > _LARGEST_HEADER:
-        found = f"a header of {size:,} bytes in {path.name}; more than {_LARGEST_HEADER:,} are not read"
-        raise ModelError(asked, found, _DAMAGED, subject=path.name)
+    check_header(path, asked)
     try:
         file = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
@@ -65,6 +63,13 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
             parameter.copy_(file.get_tensor(prefix + name))
             _check_finite(name, parameter, asked)
     return model
+
+
+def check_header(path: Path, asked: str) -> None:
+    """Refuse a safetensors file with a header that would take minutes to read."""
+    if (size := _header_bytes(path)) > _LARGEST_HEADER:
+        found = f"a header of {size:,} bytes in {path.name}; more than {_LARGEST_HEADER:,} are not read"
+        raise ModelError(asked, found, _DAMAGED, subject=path.name)
 
 
 def _header_bytes(path: Path) -> int:
