@@ -245,9 +245,14 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         return StopRule(self.tokenizer.roles.eos_id, strings, self.tokenizer.decode)
 
     def prompt_row(
-        self, prompt: str, *, suffix: str = "", max_new_tokens: int | None = None, sampler: Sampler | None = None
+        self,
+        prompt: str | Sequence[int],
+        *,
+        suffix: str = "",
+        max_new_tokens: int | None = None,
+        sampler: Sampler | None = None,
     ) -> TextRow:
-        """The row in which a text continues from a prompt, blank where a sampler writes."""
+        """The row in which a text continues from a prompt (a text, or its ids), blank where a sampler writes."""
         windowed = isinstance(sampler, Blocks) and sampler.window is not None
         return self.rows.continuing(prompt, suffix, max_new_tokens, windowed=windowed)
 

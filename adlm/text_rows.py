@@ -77,15 +77,18 @@ class RowFormat:
         closing = len(suffix) + len(self.end) if suffix else 0
         return self.packing.length - len(self.begin) - len(prompt) - closing
 
-    def continuing(self, prompt: str, suffix: str = "", limit: int | None = None, *, windowed: bool = False) -> TextRow:
+    def continuing(
+        self, prompt: str | Sequence[int], suffix: str = "", limit: int | None = None, *, windowed: bool = False
+    ) -> TextRow:
         """The row in which a text continues from `prompt` to `suffix`.
 
         Args:
+            prompt: a text, or the ids of one.
             limit: at most so many new tokens; by default as many as the row has room for.
             windowed: the network is shown a window of the row, which may then be longer than those of training.
         """
         roles = self.tokenizer.roles
-        ids = self.tokenizer.encode_known(prompt).tolist()
+        ids = self.tokenizer.encode_known(prompt).tolist() if isinstance(prompt, str) else list(prompt)
         after = self.tokenizer.encode_known(suffix, first=False).tolist()
         if suffix:
             self.check_right("a suffix", "suffix")

@@ -52,3 +52,45 @@ def test_freed_memory_is_used_again():
 )
 def test_what_the_environment_says_holds(said):
     assert run("kept", **said)[0] is False
+
+
+THREADS = """
+import sys
+import threading
+from pathlib import Path
+from adlm.memory import keep_freed_memory, release_freed_memory, share_freed_memory
+arranged = (share_freed_memory if sys.argv[1] == "shared" else keep_freed_memory)()
+import torch
+torch.set_num_threads(1)
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+weight, go = torch.randn(160, 4096), threading.Event()
+def use(done):
+    for _ in range(2):
+        torch.randn(512, 160) @ weight
+    done.set()
+    go.wait()
+torch.randn(512, 160) @ weight
+before = resident()
+for _ in range(12):  # one after another: no two of them compute at the same time
+    done = threading.Event()
+    threading.Thread(target=use, args=(done,)).start()
+    done.wait()
+release_freed_memory()
+print(int(arranged), (resident() - before) / 2**20)
+go.set()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other C libraries")
+def test_threads_that_have_computed_hold_nothing():
+    def grown(how):
+        done = subprocess.run([sys.executable, "-c", THREADS, how], capture_output=True, text=True, check=True)
+        arranged, mebibytes = done.stdout.split()
+        return arranged == "1", float(mebibytes)
+
+    arranged, shared = grown("shared")
+    if not arranged:
+        pytest.skip("the C library is not glibc")
+    assert shared < 16
+    assert shared < grown("kept")[1] / 2

@@ -27,6 +27,7 @@ from adlm.convert.official import METADATA, current
 from adlm.convert.tokenizer import Carried, carried
 from adlm.errors import ConfigError, ModelError
 from adlm.models.io import ModelConfig
+from adlm.models.weights import check_header
 
 _LISTED = 20
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -119,6 +120,7 @@ def _state(content: Any) -> dict[str, Any] | None:
 def _safetensors(path: Path, asked: str) -> Iterator[Contents]:
     if not path.is_file():
         raise ModelError(asked, "no such file", "check the path", subject=str(path))
+    check_header(path, asked)
     try:
         with safe_open(path, "pt") as file:
             weights, bare = _current({key: file.get_tensor(key) for key in file.keys()}, asked)  # noqa: SIM118

@@ -24,6 +24,7 @@ from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import Tokenizer, load_tokenizer, with_roles
 from adlm.errors import ConfigError, ModelError
 from adlm.models.gguf_files import SEPARATOR, read_gguf
+from adlm.models.weights import check_header
 
 LONGEST = 1024  # of rows, where the model could read more and nobody says
 _REFUSED = ("auto_map", "quantization_config")  # they name code, or another form of the weights
@@ -58,7 +59,7 @@ def from_gguf(path: Path, options: Options = Options()) -> Converted:  # noqa: B
         raise ModelError(asked, f"{found}; the nearest that is known is a plain {near}", _OTHER, subject="model_type")
     settings["bos_token_id"] = tokenizer.get_vocab().get(SEPARATOR, settings.get("bos_token_id"))
     stored = {name: partial(Tensor.detach, weight) for name, weight in network.state_dict().items()}
-    ours = with_roles(Backend.from_str(tokenizer.backend_tokenizer.to_str()))
+    ours = with_roles(Backend.from_str(tokenizer.backend_tokenizer.to_str()), tokenizer.chat_template)
     return assembled(settings, stored, ours, options.length, asked=asked)
 
 
@@ -81,6 +82,7 @@ def _read(path: Path, key: str, asked: str) -> Tensor:
 
 
 def _opened(path: Path, asked: str) -> Any:
+    check_header(path, asked)
     try:
         return safe_open(path, "pt")
     except (SafetensorError, OSError) as error:

@@ -21,6 +21,7 @@ from adlm.errors import ConfigError, ModelError
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.transformers_causal import TransformersCausal, TransformersCausalConfig, architecture_of, fill_from
+from adlm.models.weights import check_header
 
 LONGEST = 1024  # of rows, where the model could read more and nobody says
 # Masks and frequencies that older versions of the library saved among the weights; they are not read.
@@ -65,6 +66,7 @@ def _shapes(folder: Path, asked: str) -> dict[str, tuple[int, ...]]:
     """The shapes of all weights, by their names in the files."""
     found: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("model*.safetensors")):
+        check_header(path, asked)
         try:
             with safe_open(path, "pt") as file:
                 found |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118

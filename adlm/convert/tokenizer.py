@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from adlm.convert.description import lookup
 from adlm.convert.pickle_data import Name, PickledObject, shown
 from adlm.data.tokenizer import MASK, Roles, Tokenizer, load_tokenizer, with_roles
+from adlm.data.tokenizer_growth import check_growth
 from adlm.errors import ModelError
 
 # Vocabularies are rounded up to multiples of 128 at most; a larger gap means another tokenizer.
@@ -92,6 +93,7 @@ def named(name: str, size: int, mask_id: int | None, *, asked: str) -> Tokenizer
 
 
 def _backend(text: str, asked: str) -> Backend:
+    check_growth(text, "of a checkpoint")
     try:
         return Backend.from_str(text)
     except (KeyboardInterrupt, SystemExit):
@@ -116,7 +118,8 @@ def _fitted(tokenizer: Tokenizer, size: int, mask_id: int | None, *, asked: str)
     if not 0 <= mask < size or mask in (roles.eos_id, roles.bos_id, roles.pad_id):
         found = f"the mask id {mask} where {size:,} ids and other special tokens leave no room for it"
         raise ModelError(asked, found, "give another --mask-id, or another --tokenizer", subject="mask_id")
-    return Tokenizer(_padded(tokenizer.backend, size, mask, asked), replace(roles, vocab_size=size, mask_id=mask))
+    backend = _padded(tokenizer.backend, size, mask, asked)
+    return Tokenizer(backend, replace(roles, vocab_size=size, mask_id=mask), tokenizer.chat_template)
 
 
 def _padded(backend: Backend, size: int, mask: int, asked: str) -> Backend:

@@ -54,7 +54,8 @@ def pruned_tokenizer(tokenizer: Tokenizer, kept: NDArray[np.int64]) -> Tokenizer
         added["id"] = number[added["id"]]
     description["post_processor"] = None  # it names ids, and rows are framed by their packing
     roles = {name: number[index] for name, index in asdict(tokenizer.roles).items() if name != "vocab_size"}
-    return Tokenizer(Backend.from_str(json.dumps(description)), Roles(vocab_size=len(kept), **roles))
+    backend = Backend.from_str(json.dumps(description))
+    return Tokenizer(backend, Roles(vocab_size=len(kept), **roles), tokenizer.chat_template)
 
 
 def _description(tokenizer: Tokenizer) -> dict[str, Any]:

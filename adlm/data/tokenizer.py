@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as Backend
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
+from adlm.data.chat_template import CHAT_TEMPLATE, read_chat_template
 from adlm.data.tokenizer_growth import check_growth
 from adlm.errors import AdlmError, ConfigError, DataError, OutOfRange
 
@@ -46,16 +47,20 @@ class Roles:
 
 
 class Tokenizer:
-    """A tokenizer with its roles."""
+    """A tokenizer with its roles.
 
-    def __init__(self, backend: Backend, roles: Roles) -> None:
-        self.backend, self.roles = backend, roles
+    Args:
+        chat_template: how chats are written, in the language of jinja2; None if the model knows no chats.
+    """
+
+    def __init__(self, backend: Backend, roles: Roles, chat_template: str | None = None) -> None:
+        self.backend, self.roles, self.chat_template = backend, roles, chat_template
         backend.encode_special_tokens = True
         backend.no_padding()
         backend.no_truncation()
 
-    def __reduce__(self) -> tuple[object, tuple[str, Roles]]:
-        return _restore, (self.backend.to_str(), self.roles)
+    def __reduce__(self) -> tuple[object, tuple[str, Roles, str | None]]:
+        return _restore, (self.backend.to_str(), self.roles, self.chat_template)
 
     @property
     def vocab_size(self) -> int:
@@ -135,6 +140,20 @@ class Tokenizer:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
+    @cached_property
+    def _reading_specials(self) -> Backend:
+        return Backend.from_str(self.backend.to_str())
+
+    def encode_with_specials(self, text: str) -> list[int]:
+        """As `encode`, for text that is no stranger's: special tokens written out in it are read as such."""
+        return self._reading_specials.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """The special tokens of the vocabulary, by their ids."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return {index: token.content for index, token in added if token.special}
+
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """For each id of `encode(text)` the numbers of its first character and the one after its last."""
         return self.backend.encode(text, add_special_tokens=False).offsets
@@ -148,7 +167,7 @@ class Tokenizer:
         return MASK if index == self.mask_id else self._inside.decode([index], skip_special_tokens=False)
 
     def save(self, folder: Path, *, shown: Backend | None = None) -> None:
-        """Write `tokenizer.json` and `tokenizer_roles.json`.
+        """Write `tokenizer.json`, `tokenizer_roles.json` and the chat template, if there is one.
 
         Args:
             shown: another version of the backend for `tokenizer.json`, with the same vocabulary. `load_tokenizer`
@@ -162,6 +181,8 @@ class Tokenizer:
         # Its own way of saving raises a bare Exception where the system refuses to write.
         (folder / _FILE).write_text((shown or self.backend).to_str(pretty=True), encoding="utf-8")
         (folder / _ROLES_FILE).write_text(json.dumps(roles, indent=2) + "\n")
+        if self.chat_template is not None:
+            (folder / CHAT_TEMPLATE).write_text(self.chat_template, encoding="utf-8")
 
 
 def _unspaced(part: Any) -> Any:
@@ -182,11 +203,11 @@ def _adds_space(part: dict[str, Any]) -> bool:
     return part.get("type") == "Prepend" or (part.get("type") == "Strip" and part.get("content") == " ")
 
 
-def _restore(text: str, roles: Roles) -> Tokenizer:
-    return Tokenizer(Backend.from_str(text), roles)
+def _restore(text: str, roles: Roles, chat_template: str | None = None) -> Tokenizer:
+    return Tokenizer(Backend.from_str(text), roles, chat_template)
 
 
-def with_roles(backend: Backend) -> Tokenizer:
+def with_roles(backend: Backend, chat_template: str | None = None) -> Tokenizer:
     """Decide the roles of a bare tokenizer, appending a mask token where there is none."""
     vocabulary = backend.get_vocab(with_added_tokens=True)
 
@@ -207,7 +228,8 @@ def with_roles(backend: Backend) -> Tokenizer:
     size = max(vocabulary.values()) + 1
     if mask is None:
         mask, size = size, size + 1
-    return Tokenizer(backend, Roles(size, mask, eos, eos if bos is None else bos, eos if pad is None else pad))
+    roles = Roles(size, mask, eos, eos if bos is None else bos, eos if pad is None else pad)
+    return Tokenizer(backend, roles, chat_template)
 
 
 def load_tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenizer:
@@ -241,13 +263,14 @@ def _from_folder(folder: Path) -> Tokenizer:
     if (folder / _FILE).exists():
         text = (folder / _FILE).read_text(encoding="utf-8")
         check_growth(text, str(folder / _FILE))
+        template = read_chat_template(folder)
         if not (folder / _ROLES_FILE).exists():
-            return with_roles(Backend.from_str(text))
+            return with_roles(Backend.from_str(text), template)
         roles = json.loads((folder / _ROLES_FILE).read_text(encoding="utf-8"))
         own = roles.pop("own", None)
         if own is not None:
             text = json.dumps({**json.loads(text), **{part: own[part] for part in _OWN}})
-        return _restore(text, Roles(**roles))
+        return _restore(text, Roles(**roles), template)
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         if (folder / vocabulary).exists() and (folder / merges).exists():
             return _byte_level(models.BPE.from_file(str(folder / vocabulary), str(folder / merges)))

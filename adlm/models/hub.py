@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 
 from adlm.errors import AdlmError, ModelError
 from adlm.models.card import CARD, may_replace
-from adlm.models.io import FILES, read_config
+from adlm.models.io import FILES, OPTIONAL_FILES, read_config
 from adlm.models.transformers_files import GENERATION_CONFIG, REMOTE_CODE, TOKENIZER_CONFIG
 
 BOX = "box"
@@ -56,7 +56,7 @@ def find_model(name: str | Path, *, revision: str | None = None, asked: str = ""
         # The config first: whether the model is one of ours shows before gigabytes are on their way.
         config = Path(hf_hub_download(name, FILES[0], revision=revision, **options))
         read_config(config.parent, asked)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), **options))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*FILES, *OPTIONAL_FILES], **options))
 
 
 def find_transformers_model(name: str, *, asked: str) -> Path:
@@ -73,6 +73,7 @@ def find_transformers_model(name: str, *, asked: str) -> Path:
         raise ModelError(asked, found, fix, subject=name)
     with explained(asked + ", which is no folder here", subject=name):
         patterns = ["config.json", "tokenizer.json", "model*.safetensors", "model.safetensors.index.json"]
+        patterns += [*OPTIONAL_FILES, TOKENIZER_CONFIG]
         return Path(snapshot_download(name, allow_patterns=patterns))
 
 
@@ -91,7 +92,13 @@ def push_folder(folder: str | Path, name: str, *, private: bool | None = None, t
     with explained(asked, subject=name):
         api = HfApi(token=token)
         name = api.create_repo(name, private=private, exist_ok=True).repo_id
-        files = [*FILES, TOKENIZER_CONFIG, GENERATION_CONFIG, REMOTE_CODE]  # the last ones if they are there
+        files = [
+            *FILES,
+            *OPTIONAL_FILES,
+            TOKENIZER_CONFIG,
+            GENERATION_CONFIG,
+            REMOTE_CODE,
+        ]  # the last ones if they are there
         files += [] if has_edited_card(name, revision=None, token=token) else [CARD]
         return api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=files).commit_url
 

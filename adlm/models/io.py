@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from adlm.config import from_json, to_json
+from adlm.data.chat_template import CHAT_TEMPLATE
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Roles, Tokenizer, load_tokenizer
 from adlm.errors import AdlmError, ModelError
@@ -29,8 +30,9 @@ from adlm.models.weights import read_weights, write_weights
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_roles.json")
-# Everything that loading reads, and so everything that is fetched from the Hub.
+# Everything that loading reads, and so everything that is fetched from the Hub; the last ones if they are there.
 FILES = (CONFIG, *TOKENIZER, WEIGHTS)
+OPTIONAL_FILES = (CHAT_TEMPLATE,)
 FORMAT = 1
 # Rows of models that always see full rows are made in this length for every request.
 LONGEST_ROW = 1 << 20
@@ -91,6 +93,8 @@ def save_model(
         (new / WEIGHTS).chmod((new / CONFIG).stat().st_mode)
         # All is written. From the next line to the last one the folder is no model; only names change in between.
         (folder / WEIGHTS).unlink(missing_ok=True)
+        for name in OPTIONAL_FILES:
+            (folder / name).unlink(missing_ok=True)
         for file in sorted(new.iterdir()):
             if file.name != WEIGHTS:
                 file.replace(folder / file.name)

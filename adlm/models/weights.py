@@ -50,10 +50,7 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
     Args:
         asked: the first part of error messages.
     """
-    # What claims more than the file has is no header: what the file is instead is found out below.
-    if _LARGEST_HEADER < (size := _header_bytes(path)) <= path.stat().st_size:
-        found = f"a header of {size:,} bytes in {path.name}; more than {_LARGEST_HEADER:,} are not read"
-        raise ModelError(asked, found, _DAMAGED, subject=path.name)
+    check_header(path, asked)
     try:
         file = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
@@ -66,6 +63,14 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
             parameter.copy_(file.get_tensor(prefix + name))
             _check_finite(name, parameter, asked)
     return model
+
+
+def check_header(path: Path, asked: str) -> None:
+    """Refuse a safetensors file with a header that would take minutes to read."""
+    # What claims more than the file has is no header; what such a file is instead is found out when it is opened.
+    if _LARGEST_HEADER < (size := _header_bytes(path)) <= path.stat().st_size:
+        found = f"a header of {size:,} bytes in {path.name}; more than {_LARGEST_HEADER:,} are not read"
+        raise ModelError(asked, found, _DAMAGED, subject=path.name)
 
 
 def _header_bytes(path: Path) -> int:

@@ -90,7 +90,7 @@ class DraftAndVerify(Sampler):
         u = state.uniform("draft", attempts)[where]
         tokens, log_probability = torch.empty_like(where.nonzero()[:, 0]), torch.empty_like(u)
         for part, law in self._laws(state, final, where):
-            tokens[part] = law.draw(state, u[part])
+            tokens[part] = inverse_cdf(law.logits, u[part])
             log_probability[part] = law.log_probability(tokens[part]).to(u.dtype)
         return _Draft(final, tokens, log_probability)
 
@@ -106,6 +106,7 @@ class DraftAndVerify(Sampler):
         log_p = torch.empty_like(draft.log_probability)
         for part, law in self._laws(state, final, where):
             log_p[part] = law.log_probability(draft.tokens[part]).to(log_p.dtype)
+            law.report(state, draft.tokens[part])
         rejected = torch.zeros_like(where)
         rejected[row, position] = u.log() > log_p - draft.log_probability
         first = rejected & (rejected.long().cumsum(-1) == 1)
@@ -119,7 +120,8 @@ class DraftAndVerify(Sampler):
             )
             tokens = torch.empty_like(again)
             for (part, p), (_, q) in laws:
-                tokens[part] = p.above(q).draw(state, v[part])
+                tokens[part] = inverse_cdf(p.above(q).logits, v[part])
+                p.report(state, tokens[part])
             state.tokens[first] = tokens
         state.remask(behind)
         return where & ~behind, first
@@ -139,7 +141,7 @@ class DraftAndVerify(Sampler):
             for each in state.filters:
                 logits = each(logits, sites)
             check_drawable(logits, sites, state.filters, state.network.vocabulary.mask_id)
-            yield part, _Law(sites, raw, logits)
+            yield part, _Law(Sites(state.tokens, row[part], position[part]), raw, logits)
 
 
 class _Draft(NamedTuple):
@@ -161,12 +163,10 @@ class _Law(NamedTuple):
         """[n] of one token each."""
         return self.logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
-    def draw(self, state: SamplerState, u: Tensor) -> Tensor:
-        """A token [n] at each site from a uniform number [n] each."""
-        tokens = inverse_cdf(self.logits, u)
+    def report(self, state: SamplerState, tokens: Tensor) -> None:
+        """Tell the law of tokens [n]: that of the text, whichever way they were drawn."""
         if state.on_draw is not None:
             state.on_draw(self.sites, Prediction(self.raw, self.logits, tokens, self.log_probability(tokens).exp()))
-        return tokens
 
     def above(self, other: "_Law") -> "_Law":
         """(p - q)+, normalised; p where rounding leaves nothing of it."""

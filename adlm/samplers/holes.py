@@ -50,7 +50,7 @@ class Template:
         languages: list[Language] = []
         lengths: list[Sequence[int]] = []
         for left, hole, wording in zip(texts, holes, wordings, strict=False):
-            spot = _spot(tokenizer, left, first_hole=not parts)
+            spot = spot_after(tokenizer, left, first_hole=not parts)
             language = any_text(spot._replace(left="")) if wording is None else wording.language(spot)
             parts.append(tuple(tokenizer.encode_known(spot.left, first=spot.begins).tolist()))
             languages.append(language)
@@ -98,7 +98,7 @@ def read_holes(text: str) -> tuple[list[str], list[Hole]]:
     return [*texts, text[after:]], holes
 
 
-def _spot(tokenizer: Tokenizer, left: str, *, first_hole: bool) -> Spot:
+def spot_after(tokenizer: Tokenizer, left: str, *, first_hole: bool) -> Spot:
     """Of a hole after `left`, the space before it taken into it if tokens begin with their space."""
 
     def first(text: str) -> bool:

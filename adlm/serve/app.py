@@ -1,8 +1,7 @@
 """The routes. Each checks what is asked, gives the work to the engine, and waits or streams."""
 
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from math import isfinite
 from typing import Any, TypeVar
@@ -15,29 +14,26 @@ from starlette.exceptions import HTTPException
 
 from adlm import __version__
 from adlm.samplers.patterns import pattern_time
-from adlm.samplers.sampler import Sampler
 from adlm.scoring import Score
 from adlm.serve.batcher import Ticket
-from adlm.serve.completions import Completion, answer, piece, usage
-from adlm.serve.constraint_requests import InfillRequest, check_holes, wordings
+from adlm.serve.completion_routes import add_completions
+from adlm.serve.constraint_requests import check_holes, wordings
 from adlm.serve.decisions import DecideRequest, decide
 from adlm.serve.engine import Engine, Job
 from adlm.serve.generation import GenerationJob
-from adlm.serve.guard import CLIENT, Guard
+from adlm.serve.guard import Guard, client_of
 from adlm.serve.limits import RequestRefused, check_given
 from adlm.serve.metrics import Metrics
 from adlm.serve.requests import (
-    CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
+    InfillRequest,
     Name,
-    Sampling,
     ScoreRequest,
     TokenizeRequest,
 )
 from adlm.serve.responses import (
     ERRORS,
-    Completed,
     Decided,
     Detokenized,
     Filled,
@@ -48,17 +44,14 @@ from adlm.serve.responses import (
     ScoreResponse,
     Tokenized,
 )
-from adlm.serve.samplers import samplers_of, steps_of
+from adlm.serve.samplers import sampler_of, samplers_of
 from adlm.serve.static_files import Page, pages
-from adlm.serve.streaming import Events, Stream, begun, line, refusal, results
+from adlm.serve.streaming import Events, Stream, begun, checked, line, results
 from adlm.serve.validation import explained
 from adlm.text_model import TextModel
 
 T = TypeVar("T")
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "events"}}
-_WHOLE_OR_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {**_STREAM[200], "description": "texts, or events where a stream was asked for"}
-}
 
 
 def make_app(
@@ -84,6 +77,7 @@ def make_app(
     _explain_errors(app)
     _add_status(app, engine, metrics)
     _add_work(app, engine)
+    add_completions(app, engine)
     if studio:
         _add_pages(app, pages())
     _without_422(app)
@@ -153,7 +147,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
     @app.post("/v1/generate", response_class=StreamingResponse, responses=_STREAM)
     async def generate(request: Request, ask: GenerateRequest) -> Response:
         """A text while it is written, as server-sent events: canvas, step, step, ..., done."""
-        sampler = _sampler(engine, ask, 1, ask.max_tokens)
+        sampler = sampler_of(engine, ask, 1, ask.max_tokens)
         limits.check("predictions", ask.predictions)
         ways = {
             "canvas": ask.canvas is not None,
@@ -163,13 +157,15 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         if ask.max_tokens is not None and (ways["canvas"] or ways["text"]):
             raise RequestRefused(400, "max_tokens is for a prompt; here the blanks say it", param="max_tokens")
         if ask.text is not None and "[MASK" in ask.text:
-            _checked(check_holes, ask.text, limits)
+            checked(check_holes, ask.text, limits)
         if sum(ways.values()) > 1:
             several = " and ".join(way for way, given in ways.items() if given)
             raise RequestRefused(400, f"{several} say different things; give one of them", param=several.split()[0])
         stream = Stream()
         stream.follow(
-            engine.submit(engine.named(ask.model), [GenerationJob(ask, sampler, limits, stream.tell)], _client(request))
+            engine.submit(
+                engine.named(ask.model), [GenerationJob(ask, sampler, limits, stream.tell)], client_of(request)
+            )
         )
 
         async def lines() -> AsyncIterator[str]:
@@ -185,23 +181,6 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
                 yield line({"type": "error", **error.body()})
 
         return Events(stream, await begun(lines(), stream), limits.seconds)
-
-    @app.post("/v1/completions", response_model=Completed, responses=_WHOLE_OR_STREAM)
-    async def completions(request: Request, ask: CompletionRequest) -> Any:
-        """As OpenAI's clients ask; a stream of server-sent events with `stream`."""
-        if (problem := ask.unsupported()) is not None:
-            raise RequestRefused(400, problem[1], param=problem[0], code="unsupported_parameter")
-        sampler = _sampler(engine, ask, (ask.n or 1) * len(ask.prompts), ask.max_tokens)
-        name = engine.named(ask.model)
-        head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
-        head["model"] = name
-        if not ask.stream:
-            parts = [Completion(ask, prompt, sampler, _seed(ask), limits) for prompt in ask.prompts]
-            found = await results(request, engine.submit(name, parts, _client(request)))
-            return answer(ask, list(zip(parts, found, strict=True)), head)
-        stream = Stream()
-        lines = _streamed(request, engine, ask, sampler, head, stream)
-        return Events(stream, await begun(lines, stream), limits.seconds)
 
     @app.post("/tokenize")
     async def tokenize(ask: TokenizeRequest) -> Tokenized:
@@ -222,7 +201,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
     @app.post("/v1/infill")
     async def infill(request: Request, ask: InfillRequest) -> Filled:
         """Texts with the holes filled."""
-        sampler = _sampler(engine, ask, ask.n, None)
+        sampler = sampler_of(engine, ask, ask.n, None)
         constraints = wordings(ask.constraints, limits)
 
         def work(model: TextModel, _: Ticket) -> list[str]:
@@ -236,7 +215,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
             filled = model.fill(canvas, sampler=chosen, seed=ask.seed).tokens.tolist()
             return [model.rows.text(row, tokens) for tokens in filled]
 
-        (texts,) = await results(request, engine.submit(engine.named(ask.model), [work], _client(request)))
+        (texts,) = await results(request, engine.submit(engine.named(ask.model), [work], client_of(request)))
         return {"texts": texts}
 
     @app.post("/v1/decide")
@@ -249,14 +228,8 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
             return decide(model.both_sides, ask)
 
         name = engine.named(ask.model)
-        (found,) = await results(request, engine.submit(name, [work], _client(request)))
+        (found,) = await results(request, engine.submit(name, [work], client_of(request)))
         return {"model": name, "decisions": found}
-
-    @app.post("/v1/chat/completions", responses=_WHOLE_OR_STREAM)
-    async def chat(request: Request) -> Response:
-        """Refused: the format of models has no chat template."""
-        message = "the models served here have no chat template; use /v1/completions"
-        raise RequestRefused(400, message, param="messages", code="no_chat_template")
 
     @app.post("/v1/score")
     async def score(request: Request, ask: ScoreRequest) -> ScoreResponse:
@@ -265,87 +238,11 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         def work(model: TextModel, _: Ticket) -> Score:
             return model.score(ask.text, seed=ask.seed)
 
-        (found,) = await results(request, engine.submit(engine.named(ask.model), [work], _client(request)))
+        (found,) = await results(request, engine.submit(engine.named(ask.model), [work], client_of(request)))
         nats = found.nats
         surprise = [_number(value) for value in found.surprise]
         return {"nats": _number(nats.mean), "error": _number(nats.error), "tokens": list(found.tokens),
                 "surprise": surprise}  # fmt: skip
-
-
-def _client(request: Request) -> str:
-    """Whose request it is, as the guard found."""
-    return str(request.scope.get(CLIENT, ""))
-
-
-def _seed(ask: CompletionRequest) -> int:
-    """Of each prompt its own where none was given: the same prompt twice is asked for two texts."""
-    return secrets.randbits(63) if ask.seed is None else ask.seed
-
-
-async def _streamed(
-    request: Request,
-    engine: Engine,
-    ask: CompletionRequest,
-    sampler: Sampler,
-    head: dict[str, Any],
-    stream: Stream,
-) -> AsyncIterator[str]:
-    n = ask.n or 1
-
-    def part(i: int, prompt: str) -> Completion:
-        def tell(k: int, text: str) -> None:
-            if text:
-                stream.tell(piece(head, i * n + k, text))
-
-        return Completion(ask, prompt, sampler, _seed(ask), engine.limits, tell)
-
-    parts = [part(i, prompt) for i, prompt in enumerate(ask.prompts)]
-    stream.follow(engine.submit(head["model"], parts, _client(request)))
-    started = False
-    try:
-        if ask.echo:
-            for i, prompt in enumerate(ask.prompts):
-                for k in range(n):
-                    yield line(piece(head, i * n + k, prompt))
-                    started = True
-        async for event in stream.events(request):
-            if isinstance(event, Job):
-                i = next(number for number, job in enumerate(stream.jobs) if job is event)
-                for k, choice in enumerate(event.future.result()):
-                    yield line(piece(head, i * n + k, "", choice.finish))
-            else:
-                yield line(event)
-            started = True
-    except RequestRefused as error:
-        if not started:
-            raise
-        yield line(error.body())
-        return
-    if ask.stream_options is not None and ask.stream_options.include_usage:
-        done = [(each, job.future.result()) for each, job in zip(parts, stream.jobs, strict=True)]
-        yield line({**head, "choices": [], "usage": usage(done)})
-    yield line("[DONE]")
-
-
-def _sampler(engine: Engine, ask: Sampling, n: int, tokens: int | None) -> Sampler:
-    """The sampler of a request. What exceeds a limit is refused here, before the request waits for its turn."""
-    limits = engine.limits
-    limits.check("n", n)
-    limits.check("tokens", tokens, param="max_tokens")
-    limits.check("steps", ask.steps)
-    model = engine.models[engine.named(ask.model)]
-    sampler = _checked(model.sampler, ask.sampler, **ask.options)
-    if ask.steps is None and steps_of(sampler) > limits.steps:  # its default, or the model's own
-        sampler = _checked(model.sampler, ask.sampler, **{**ask.options, "steps": limits.steps})
-    return sampler
-
-
-def _checked(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """The result of a function, whose errors become refusals."""
-    try:
-        return function(*args, **options)
-    except Exception as error:
-        raise refusal(error) from error
 
 
 def _number(value: float) -> float | None:

@@ -9,16 +9,21 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from adlm.samplers.filters import Sites
 from adlm.samplers.sampler import Sampler
-from adlm.samplers.state import Prediction, StepEvent
-from adlm.samplers.stopping import added_text, cut_at
+from adlm.samplers.state import StepEvent
+from adlm.samplers.stopping import StopRule, added_text, cut_at
 from adlm.serve.batcher import Ticket
+from adlm.serve.chat import ChatPrompt, Message
+from adlm.serve.constraint_requests import ConstrainedPrompt
 from adlm.serve.limits import ServerLimits, check_given, most_tokens
+from adlm.serve.logprobs import Logprobs, from_token
 from adlm.serve.requests import CompletionRequest
 from adlm.text_model import TextModel
+from adlm.text_rows import TextRow
 
-Tell = Callable[[int, str], None]  # the number of a text among those of its prompt, and what comes next in it
+# The number of a text among those of its prompt, what comes next in it, and the logprobs of its tokens.
+Tell = Callable[[int, str, dict[str, Any] | None], None]
+Prompt = str | list[Message]
 
 
 class CompletedText(NamedTuple):
@@ -32,13 +37,14 @@ class Completion:
     """The work for one prompt: `n` choices.
 
     Args:
+        prompt: a text, or the messages of a chat.
         tell: called with each further piece of a text that will not change.
     """
 
     def __init__(
         self,
         ask: CompletionRequest,
-        prompt: str,
+        prompt: Prompt,
         sampler: Sampler,
         seed: int,
         limits: ServerLimits,
@@ -48,19 +54,18 @@ class Completion:
         self.limits, self.tell = limits, tell
         self.prompt_tokens = 0
         self._sent = [""] * (ask.n or 1)
-        self._logprobs = _Logprobs(ask.logprobs) if ask.logprobs is not None else None
+        self._shown = [0] * (ask.n or 1)  # tokens whose logprobs were sent
+        self._logprobs = Logprobs(ask.logprobs) if ask.logprobs is not None else None
+        self._space = False  # the first token brings the space at the end of the prompt
 
     def __call__(self, model: TextModel, ticket: Ticket) -> list[CompletedText]:
-        ask, suffix, n = self.ask, self.ask.suffix or "", self.ask.n or 1
-        check_given(model, self.limits, self.prompt, suffix)
-        if suffix:
+        if self.ask.suffix:
             model, self.sampler = model.read_for_holes(self.sampler)
-        self.model = model
-        limit = ask.max_tokens or most_tokens(model, self.limits, self.prompt, suffix)
-        row = model.prompt_row(self.prompt, suffix=suffix, max_new_tokens=limit, sampler=self.sampler)
+        self.model, self._ends = model, {model.tokenizer.roles.eos_id}
+        row, stop = self._row()
         self.given = list(row.before)
         self.prompt_tokens = len(self.given)
-        canvas = model.rows.canvas([(row, k) for k in range(n)])
+        canvas = model.rows.canvas([(row, k) for k in range(self.ask.n or 1)])
         self.open = canvas.open
         sample = model.fill(
             canvas,
@@ -68,26 +73,45 @@ class Completion:
             seed=self.seed,
             on_step=self._pass_on if self.tell is not None and not self.sampler.remasks else None,
             on_draw=self._logprobs,
-            stop=model.stop_rule(ask.stops),
+            stop=stop,
         )
         choices = [self._choice(k, tokens) for k, tokens in enumerate(sample.tokens.cpu())]
         if self.tell is not None:
             for k, choice in enumerate(choices):
-                self.tell(k, choice.text[len(self._sent[k]) :])
+                self.tell(k, choice.text[len(self._sent[k]) :], from_token(choice.logprobs, self._shown[k]))
         return choices
+
+    def _row(self) -> tuple[TextRow, StopRule | None]:
+        """The row to be filled, and what ends it."""
+        model, ask, suffix = self.model, self.ask, self.ask.suffix or ""
+        if not isinstance(self.prompt, str):
+            chat = ChatPrompt.of(model, self.prompt)
+            self._ends |= chat.specials.keys()
+            check_given(model, self.limits, chat.ids)
+            limit = ask.max_tokens or most_tokens(model, self.limits, chat.ids)
+            row = model.prompt_row(chat.ids, max_new_tokens=limit, sampler=self.sampler)
+            return row, chat.stop_rule(model.tokenizer, ask.stops)
+        check_given(model, self.limits, self.prompt, suffix)
+        limit, stop = ask.max_tokens or most_tokens(model, self.limits, self.prompt, suffix), model.stop_rule(ask.stops)
+        if ask.constraint is None:
+            return model.prompt_row(self.prompt, suffix=suffix, max_new_tokens=limit, sampler=self.sampler), stop
+        held = ConstrainedPrompt.of(model, self.prompt, ask.constraint, limit, self.limits)
+        self._space = held.space
+        row = model.prompt_row(held.ids, max_new_tokens=held.length, sampler=self.sampler)
+        return row._replace(holes=[(row.start, row.end, held.language)]), stop
 
     def _written(self, k: int, tokens: Tensor) -> tuple[list[int], bool]:
         """The ids of a text up to its first blank or its end, and whether it has ended."""
         ids = tokens[self.open[k]].tolist()
-        roles = self.model.tokenizer.roles
         for i, token in enumerate(ids):
-            if token in (roles.mask_id, roles.eos_id):
-                return ids[:i], token == roles.eos_id
+            if token == self.model.tokenizer.mask_id or token in self._ends:
+                return ids[:i], token in self._ends
         return ids, False
 
     def _text(self, ids: Sequence[int]) -> str:
         """What these add to the prompt."""
-        return added_text(self.model.tokenizer.decode, self.given, ids)
+        text = added_text(self.model.tokenizer.decode, self.given, ids)
+        return text.removeprefix(" ") if self._space else text
 
     def _choice(self, k: int, tokens: Tensor) -> CompletedText:
         ids, ended = self._written(k, tokens)
@@ -95,15 +119,21 @@ class Completion:
         logprobs = None
         if self._logprobs is not None:
             offsets = [len(self._text(ids[:i])) for i in range(len(ids))]
-            kept = [i for i, offset in enumerate(offsets) if not stopped or offset < len(text)]
-            positions = self.open[k].nonzero()[:, 0].tolist()
-            name = self.model.tokenizer.token
-            logprobs = {
-                "tokens": [name(ids[i]) for i in kept],
-                **self._logprobs.of(k, [positions[i] for i in kept], name),
-                "text_offset": [offsets[i] for i in kept],
-            }
-        return CompletedText(text, "stop" if ended or stopped else "length", len(ids), logprobs)
+            kept = [offset for offset in offsets if not stopped or offset < len(text)]
+            logprobs = self._logprobs_of(k, ids, 0, kept)
+        chosen = self.ask.constraint is not None and self.ask.constraint.choice is not None
+        return CompletedText(text, "stop" if ended or stopped or chosen else "length", len(ids), logprobs)
+
+    def _logprobs_of(self, k: int, ids: Sequence[int], first: int, offsets: Sequence[int]) -> dict[str, Any]:
+        """Of the tokens from number `first` on that begin at these offsets of the text."""
+        assert self._logprobs is not None
+        positions = self.open[k].nonzero()[first : first + len(offsets), 0].tolist()
+        name = self.model.tokenizer.token
+        return {
+            "tokens": [name(token) for token in ids[first : first + len(offsets)]],
+            **self._logprobs.of(k, positions, name),
+            "text_offset": list(offsets),
+        }
 
     def _pass_on(self, event: StepEvent) -> None:
         assert self.tell is not None
@@ -112,68 +142,59 @@ class Completion:
         held = max(map(len, self.ask.stops), default=1) - 1  # a stop sequence may have begun
         tokens = event.tokens.cpu()
         for k, sent in enumerate(self._sent):
-            text, stopped = cut_at(self._text(self._written(k, tokens[k])[0]), self.ask.stops)
+            ids = self._written(k, tokens[k])[0]
+            text, stopped = cut_at(self._text(ids), self.ask.stops)
             if not stopped:
                 text = text[: max(0, len(text) - held)].rstrip("\ufffd")  # half a character
             if text.startswith(sent) and text != sent:
-                self.tell(k, text[len(sent) :])
                 self._sent[k] = text
+                self.tell(k, text[len(sent) :], self._logprobs_within(k, ids, text))
+
+    def _logprobs_within(self, k: int, ids: Sequence[int], text: str) -> dict[str, Any] | None:
+        """Of the tokens that end within the text and were not sent yet."""
+        if self._logprobs is None:
+            return None
+        first, offsets = self._shown[k], []
+        begin = len(self._text(ids[:first]))
+        for i in range(first, len(ids)):
+            end = len(self._text(ids[: i + 1]))
+            if end > len(text):
+                break
+            offsets.append(begin)
+            begin = end
+        self._shown[k] += len(offsets)
+        return self._logprobs_of(k, ids, first, offsets) if offsets else None
 
 
-class _Logprobs:
-    """How likely the model found the token drawn last at each position, before any filter; and its likeliest ones."""
+class TextWire:
+    """Completions on the wire.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.drawn: Tensor | None = None  # [B, L]
-        self.top: Tensor  # [B, L, k]
-        self.ids: Tensor
+    Args:
+        head: fields of the answer and of every event of a stream.
+        echoed: the prompts, if they are part of the texts.
+    """
 
-    def __call__(self, sites: Sites, prediction: Prediction) -> None:
-        logs = prediction.raw.log_softmax(-1)
-        top = logs.topk(min(self.count, logs.shape[-1] - 1))
-        if self.drawn is None:
-            shape, k = sites.tokens.shape, top.values.shape[-1]
-            self.drawn, self.top = logs.new_zeros(shape), logs.new_zeros(*shape, k)
-            self.ids = sites.tokens.new_zeros(*shape, k)
-        where = sites.row, sites.position
-        self.drawn[where] = logs.gather(-1, prediction.drawn[:, None])[:, 0]
-        self.top[where], self.ids[where] = top.values, top.indices
+    def __init__(self, head: dict[str, Any], echoed: Sequence[str] | None) -> None:
+        self.head, self.echoed = head, echoed
 
-    def of(self, row: int, positions: Sequence[int], name: Callable[[int], str]) -> dict[str, Any]:
-        """Of the tokens at these positions of a row, as OpenAI's clients read them."""
-        if self.drawn is None or not positions:
-            return {"token_logprobs": [], "top_logprobs": [] if self.count else None}
-        names: list[dict[str, float]] = []
-        for ids, values in zip(self.ids[row, positions].tolist(), self.top[row, positions].tolist(), strict=True):
-            named: dict[str, float] = {}
-            for i, value in zip(ids, values, strict=True):
-                named.setdefault(name(i), round(value, 6))  # parts of characters may look the same
-            names.append(named)
-        drawn = [round(value, 6) for value in self.drawn[row, positions].tolist()]
-        return {"token_logprobs": drawn, "top_logprobs": names if self.count else None}
+    def opening(self, prompt: int, index: int) -> dict[str, Any] | None:
+        """The first event of a text: what stands before everything else."""
+        return None if self.echoed is None else self.piece(index, self.echoed[prompt])
 
+    def piece(self, index: int, text: str, logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
+        """One event of a stream."""
+        return {**self.head, "choices": [{"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}]}
 
-def answer(
-    ask: CompletionRequest, parts: Sequence[tuple[Completion, Sequence[CompletedText]]], head: dict[str, Any]
-) -> dict[str, Any]:
-    """The whole of it at once."""
-    choices = [
-        {
-            "text": part.prompt + choice.text if ask.echo else choice.text,
-            "index": i * len(found) + k,
-            "logprobs": choice.logprobs,
-            "finish_reason": choice.finish,
-        }
-        for i, (part, found) in enumerate(parts)
-        for k, choice in enumerate(found)
-    ]
-    return {**head, "choices": choices, "usage": usage(parts)}
-
-
-def piece(head: dict[str, Any], index: int, text: str, finish: str | None = None) -> dict[str, Any]:
-    """One event of a stream."""
-    return {**head, "choices": [{"text": text, "index": index, "logprobs": None, "finish_reason": finish}]}
+    def answer(self, found: Sequence[Sequence[CompletedText]]) -> dict[str, Any]:
+        """The whole of it at once."""
+        texts = [
+            ("" if self.echoed is None else self.echoed[i], choice) for i, each in enumerate(found) for choice in each
+        ]
+        choices = [
+            {"text": before + own.text, "index": index, "logprobs": own.logprobs, "finish_reason": own.finish}
+            for index, (before, own) in enumerate(texts)
+        ]
+        return {**self.head, "choices": choices}
 
 
 def usage(parts: Sequence[tuple[Completion, Sequence[CompletedText]]]) -> dict[str, int]:

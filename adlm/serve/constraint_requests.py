@@ -1,50 +1,57 @@
-"""Constraints on holes, as requests write them: a choice, digits or a pattern."""
+"""Constraints on holes and on completions, as the samplers take them, within the limits of a server."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import NamedTuple
 
-from pydantic import Field, model_validator
+import numpy as np
 
-from adlm.samplers.constraints import Choice, Digits, Pattern, Wording
-from adlm.samplers.holes import read_holes
+from adlm.data.tokenizer import Tokenizer
+from adlm.samplers.constraints import Automaton, Language, Wording
+from adlm.samplers.holes import read_holes, spot_after
+from adlm.samplers.patterns import pattern_time
 from adlm.serve.limits import RequestRefused, ServerLimits
-from adlm.serve.requests import Count, Sampling, Seed, StrictModel, Text
-
-Option = Annotated[str, Field(min_length=1, max_length=500)]
-
-
-class HoleConstraint(StrictModel):
-    """What may stand in a hole: exactly one of these fields."""
-
-    choice: Annotated[list[Option], Field(min_length=1, max_length=1000)] | None = None
-    digits: bool | None = None
-    pattern: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
-        None, description="a regular expression without look-around and back-references"
-    )
-
-    @model_validator(mode="after")
-    def _one(self) -> "HoleConstraint":
-        if sum((self.choice is not None, bool(self.digits), self.pattern is not None)) != 1:
-            raise ValueError("give exactly one of choice, digits and pattern")
-        return self
-
-    @property
-    def wording(self) -> Wording:
-        """As `TextModel.infill` takes it."""
-        if self.choice is not None:
-            return Choice(tuple(self.choice))
-        return Digits() if self.pattern is None else Pattern(self.pattern)
+from adlm.serve.requests import HoleConstraint
+from adlm.text_model import TextModel
 
 
-class InfillRequest(Sampling):
-    """A text with holes to be filled."""
+class ConstrainedPrompt(NamedTuple):
+    """A prompt, and what may follow it.
 
-    text: Text = Field(description="with holes: [MASK], [MASK:4] or [MASK:2-6]")
-    n: Count = 1
-    constraints: Annotated[list[HoleConstraint | None], Field(max_length=1000)] | None = Field(
-        None, description="one per hole, null if anything may stand there"
-    )
-    seed: Seed = 0
+    ids: of the prompt, without a space at its end that belongs to the token after it (then `space` is true).
+    length: tokens that follow, end tokens among them.
+    """
+
+    ids: list[int]
+    language: Language
+    length: int
+    space: bool
+
+    @classmethod
+    def of(
+        cls, model: TextModel, prompt: str, constraint: HoleConstraint, limit: int | None, limits: ServerLimits
+    ) -> "ConstrainedPrompt":
+        """The prompt of a completion that meets a constraint with at most `limit` tokens, or as many as fit."""
+        tokenizer = model.tokenizer
+        spot = spot_after(tokenizer, prompt, first_hole=True)
+        ids = tokenizer.encode_known(spot.left).tolist()
+        most = limit or max(1, model.rows.room(ids))
+        with pattern_time(limits.pattern_seconds):
+            language = constraint.wording.language(spot)
+        lengths = language.among(range(1, most + 1))
+        if not lengths:
+            message = f"no text of at most {most} tokens meets the constraint"
+            raise RequestRefused(400, message, param="constraint", code="invalid_value")
+        return cls(ids, _then_end(language, tokenizer), max(lengths), spot.space)
+
+
+def _then_end(language: Language, tokenizer: Tokenizer) -> Language:
+    """What a language allows, and after it any number of end tokens."""
+    assert isinstance(language, Automaton)
+    last = len(language.accepts)
+    sources = np.append(np.flatnonzero(language.accepts), last)
+    ends = np.stack([sources, np.full_like(sources, tokenizer.roles.eos_id), np.full_like(sources, last)])
+    own = np.stack([language.source, language.token, language.target])
+    return Automaton(np.concatenate([own, ends], 1).astype(np.int32), np.append(language.accepts, True), tokenizer)
 
 
 def wordings(

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import torch
 
+from adlm.memory import release_freed_memory
 from adlm.models.language_model import LanguageModel
 from adlm.serve.batcher import Batcher, Cancelled, Ticket, TimedOut
 from adlm.serve.fair_queue import FairQueue
@@ -19,6 +20,7 @@ from adlm.text_model import TextModel
 
 T = TypeVar("T")
 Work = Callable[[TextModel, Ticket], T]
+_RELEASE = 2.0  # seconds, at least, between two times when an idle engine gives memory back
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Engine:
         self._waiting: FairQueue[Future[Any], Callable[[], Any]] = FairQueue()
         self._clients: Counter[str] = Counter()  # requests that run or wait
         self._threads = 0  # that work off what waits
+        self._released = float("-inf")  # when memory was given back last
 
     def start(self) -> None:
         for batcher in self.batchers.values():
@@ -125,7 +128,8 @@ class Engine:
             with self._lock:
                 if not self._waiting:
                     self._threads -= 1
-                    return
+                    idle = not self._threads and time.monotonic() > self._released + _RELEASE
+                    break
                 future, work = self._waiting.take()
             if not future.set_running_or_notify_cancel():
                 continue  # cancelled by whoever waited for it
@@ -134,6 +138,9 @@ class Engine:
             except BaseException as error:
                 future.set_exception(error)
             del future, work  # before the next: what it holds may be large
+        if idle:
+            self._released = time.monotonic()
+            release_freed_memory()
 
     def _run(self, name: str, work: Work[T], ticket: Ticket) -> T:
         model, batcher = self.models[name], self.batchers[name]

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.requests import Request
+
 from adlm.serve.limits import RequestRefused, ServerLimits
 from adlm.serve.metrics import Metrics
 
@@ -150,6 +152,11 @@ class Guard:
                 raise self._too_large()
             if not message.get("more_body", False):
                 return bytes(body)
+
+
+def client_of(request: Request) -> str:
+    """Whose request it is, as the guard found."""
+    return str(request.scope.get(CLIENT, ""))
 
 
 def _route(scope: Scope) -> str:

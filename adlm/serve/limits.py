@@ -1,5 +1,6 @@
 """What a server lets one request ask for, and how it says no."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -85,18 +86,22 @@ class RequestRefused(Exception):
         return more | ({} if self.retry is None else {"Retry-After": str(self.retry)})
 
 
-def check_given(model: TextModel, limits: ServerLimits, *texts: str) -> None:
+def check_given(model: TextModel, limits: ServerLimits, *texts: str | Sequence[int]) -> None:
     """Refuse more tokens to read than rows hold or may be written: causal models have no other limit."""
-    given, most = (
-        sum(len(model.tokenizer.encode(text)) for text in texts),
-        max(model.config.packing.length, limits.tokens),
-    )
+    given, most = sum(len(_ids(model, text)) for text in texts), max(model.config.packing.length, limits.tokens)
     if given > most:
         message = f"the prompt has {given} tokens; this server reads {most}"
         raise RequestRefused(400, message, param="prompt", code="limit_exceeded")
 
 
-def most_tokens(model: TextModel, limits: ServerLimits, prompt: str, suffix: str) -> int | None:
+def most_tokens(
+    model: TextModel, limits: ServerLimits, prompt: str | Sequence[int], suffix: str | Sequence[int] = ()
+) -> int | None:
     """How many to write by default: the limit, if the model's rows have room for more."""
-    room = model.rows.room(*(model.tokenizer.encode(text).tolist() for text in (prompt, suffix)))
+    room = model.rows.room(_ids(model, prompt), _ids(model, suffix))
     return limits.tokens if room > limits.tokens else None
+
+
+def _ids(model: TextModel, text: str | Sequence[int]) -> Sequence[int]:
+    found: Sequence[int] = model.tokenizer.encode(text).tolist() if isinstance(text, str) else text
+    return found

@@ -2,14 +2,17 @@
 
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from adlm.samplers.constraints import Choice, Digits, Pattern, Wording
 
 Text = Annotated[str, Field(max_length=100_000)]
 Name = Annotated[str, Field(max_length=200)]
 Typed = Annotated[str, Field(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Option = Annotated[str, Field(min_length=1, max_length=500)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -31,10 +34,36 @@ def _texts(most: int, what: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+Stop = Annotated[Text | list[Text] | None, _texts(4, "give a text, or a list of up to 4 texts")]
+
+
 class StrictModel(BaseModel):
     """A request, or a part of one: no other fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class HoleConstraint(StrictModel):
+    """What may stand in a hole: exactly one of these fields."""
+
+    choice: Annotated[list[Option], Field(min_length=1, max_length=1000)] | None = None
+    digits: bool | None = None
+    pattern: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
+        None, description="a regular expression without look-around and back-references"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> "HoleConstraint":
+        if sum((self.choice is not None, bool(self.digits), self.pattern is not None)) != 1:
+            raise ValueError("give exactly one of choice, digits and pattern")
+        return self
+
+    @property
+    def wording(self) -> Wording:
+        """As `TextModel.infill` takes it."""
+        if self.choice is not None:
+            return Choice(tuple(self.choice))
+        return Digits() if self.pattern is None else Pattern(self.pattern)
 
 
 class Sampling(StrictModel):
@@ -73,6 +102,17 @@ class GenerateRequest(Sampling):
     )
 
 
+class InfillRequest(Sampling):
+    """A text with holes to be filled."""
+
+    text: Text = Field(description="with holes: [MASK], [MASK:4] or [MASK:2-6]")
+    n: Count = 1
+    constraints: Annotated[list[HoleConstraint | None], Field(max_length=1000)] | None = Field(
+        None, description="one per hole, null if anything may stand there"
+    )
+    seed: Seed = 0
+
+
 class ScoreRequest(StrictModel):
     text: Text
     model: Name | None = None
@@ -107,11 +147,12 @@ class CompletionRequest(Sampling):
     )
     n: Count | None = None
     seed: Seed | None = None
-    stop: Annotated[Text | list[Text] | None, _texts(4, "give a text, or a list of up to 4 texts")] = None
+    stop: Stop = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
+    constraint: HoleConstraint | None = Field(None, description="what the text of each choice has to be")
     user: Name | None = Field(None, description="accepted; it changes nothing and is not kept")
     best_of: Any = Field(None, description="not supported")
     logit_bias: Any = Field(None, description="not supported")
@@ -141,9 +182,10 @@ class CompletionRequest(Sampling):
                 return name, f"{name} is not supported; leave it out"
         if self.max_tokens == 0:
             return "max_tokens", "max_tokens=0 writes nothing; to score a text use /v1/score"
-        if self.logprobs is not None and (self.stream or self.echo):
-            with_ = "stream" if self.stream else "echo"
-            return "logprobs", f"logprobs together with {with_} are not supported; to score a text use /v1/score"
+        if self.logprobs is not None and self.echo:
+            return "logprobs", "logprobs together with echo are not supported; to score a text use /v1/score"
+        if self.constraint is not None and self.suffix:
+            return "constraint", "a constraint together with a suffix is not supported; use /v1/infill"
         if self.stream_options is not None and not self.stream:
             return "stream_options", "stream_options need stream=true"
         if self.stream_options is not None and self.stream_options.include_obfuscation:

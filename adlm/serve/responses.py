@@ -101,3 +101,25 @@ class Completed(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+
+
+class ChatMessage(TypedDict):
+    role: str
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class ChatCompleted(TypedDict):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage

@@ -4,7 +4,10 @@ from typing import Any
 
 from adlm.samplers.named import named_samplers
 from adlm.samplers.sampler import Sampler
+from adlm.serve.engine import Engine
 from adlm.serve.limits import ServerLimits
+from adlm.serve.requests import Sampling
+from adlm.serve.streaming import checked
 from adlm.text_model import TextModel
 
 
@@ -30,3 +33,16 @@ def steps_of(sampler: Sampler) -> int:
     pace = getattr(sampler, "pace", None)
     steps = getattr(sampler, "steps", None) or getattr(pace, "steps", None)
     return steps if isinstance(steps, int) else 0
+
+
+def sampler_of(engine: Engine, ask: Sampling, n: int, tokens: int | None) -> Sampler:
+    """The sampler of a request. What exceeds a limit is refused here, before the request waits for its turn."""
+    limits = engine.limits
+    limits.check("n", n)
+    limits.check("tokens", tokens, param="max_tokens")
+    limits.check("steps", ask.steps)
+    model = engine.models[engine.named(ask.model)]
+    sampler = checked(model.sampler, ask.sampler, **ask.options)
+    if ask.steps is None and steps_of(sampler) > limits.steps:  # its default, or the model's own
+        sampler = checked(model.sampler, ask.sampler, **{**ask.options, "steps": limits.steps})
+    return sampler

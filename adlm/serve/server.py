@@ -16,7 +16,7 @@ import uvicorn
 
 from adlm.distributed import device_for
 from adlm.errors import ConfigError, ModelError, OutOfRange
-from adlm.memory import keep_freed_memory
+from adlm.memory import share_freed_memory
 from adlm.serve.app import make_app
 from adlm.serve.connections import bounded_protocol, quiet_accept_errors
 from adlm.serve.engine import Engine
@@ -184,7 +184,7 @@ def _serve_here(service: Service, front_key: str | None, listening: socket.socke
         front_key: what the front brings, if this is one of several workers.
     """
     _prepare((signal.SIGTERM,) if front_key else (signal.SIGTERM, signal.SIGINT))
-    keep_freed_memory()
+    share_freed_memory()
     device = device_for(service.device)
     if service.workers > 1 and device.type == "cuda":
         device = torch.device("cuda", number % torch.cuda.device_count())

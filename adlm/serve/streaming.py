@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -38,6 +38,14 @@ def refusal(error: BaseException) -> RequestRefused:
         where, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
     _log.error("a request failed: %s at %s", type(error).__name__, where)
     return RequestRefused(500, "something went wrong here", code="internal_error")
+
+
+def checked(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """The result of a function, whose errors become refusals."""
+    try:
+        return function(*args, **options)
+    except Exception as error:
+        raise refusal(error) from error
 
 
 async def results(request: Request, jobs: Sequence[Job[T]]) -> list[T]:

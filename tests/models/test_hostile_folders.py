@@ -5,9 +5,12 @@ import struct
 
 import pytest
 
+from adlm.convert.contents import read
+from adlm.convert.from_causal import weights_in
+from adlm.convert.tokenizer import Carried, from_checkpoint
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
-from adlm.errors import ModelError
+from adlm.errors import DataError, ModelError
 from adlm.models.io import ModelConfig, load_model, save_model
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
@@ -33,9 +36,30 @@ def test_rows_of_a_billion_tokens_are_refused(folder):
         load_model(folder)
 
 
+def with_a_huge_header(path):
+    """A valid file with one tensor, whose header is mostly space."""
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(16 << 20)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+
+
 def test_a_huge_header_of_weights_is_refused_unread(folder):
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", 100 << 20) + b"{")
-        file.truncate(101 << 20)
+    with_a_huge_header(folder / "model.safetensors")
     with raises(ModelError, subject="model.safetensors"):
         load_model(folder)
+
+
+def test_a_huge_header_is_refused_by_the_converters_too(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with_a_huge_header(path)
+    with raises(ModelError, subject=path.name):
+        weights_in(tmp_path, "")
+    with raises(ModelError, subject=path.name), read(path, ""):
+        pass
+
+
+def test_a_tokenizer_bomb_in_a_checkpoint_is_refused():
+    description = json.loads(characters().backend.to_str())
+    bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    description["normalizer"] = {"type": "Sequence", "normalizers": [bomb] * 9}
+    with raises(DataError, subject="normalizer"):
+        from_checkpoint(Carried(json.dumps(description), {}), 40, None, asked="")

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def server(folder: Path, *options: str, ready: bool = True) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`adlm serve FOLDER --port 0`, and its address once it answers."""
+def server(
+    folder: Path, *options: str, ready: bool = True, log: list[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`adlm serve FOLDER --port 0`, and its address once it answers. The lines of its log are added to `log`."""
     command = [sys.executable, "-m", "adlm", "serve", str(folder), "--port", "0", "--device", "cpu", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=_ROOT, env=environment)
@@ -25,6 +28,9 @@ def server(folder: Path, *options: str, ready: bool = True) -> Iterator[tuple[su
         found = re.search(r"http://\S+", process.stderr.readline())
         assert found is not None
         address = found[0]
+        # A pipe that nobody reads fills up, and then the server waits for it.
+        lines = [] if log is None else log
+        threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True).start()
         if ready:
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline:
@@ -36,4 +42,4 @@ def server(folder: Path, *options: str, ready: bool = True) -> Iterator[tuple[su
         yield process, address
     finally:
         process.kill()
-        process.communicate()
+        process.wait()

@@ -77,7 +77,8 @@ def test_requests_at_different_blocks_share_passes(models):
     assert batcher.passes < asked / 2
 
 
-def test_each_pass_computes_the_current_block_alone(models, monkeypatch):
+@pytest.mark.parametrize("sampler", ["ancestral", "draft-and-verify"])
+def test_each_pass_computes_the_current_block_alone(models, monkeypatch, sampler):
     network, sites = models["blocks"].network, []
     read = type(network).read_block
 
@@ -89,10 +90,10 @@ def test_each_pass_computes_the_current_block_alone(models, monkeypatch):
     monkeypatch.setattr(type(network), "read_block", counted)
     engine = Engine({"blocks": models["blocks"]})
     engine.start()
-    (job,) = engine.submit("blocks", [lambda model, _: model.generate("the cat", seed=1, sampler="ancestral")])
+    (job,) = engine.submit("blocks", [lambda model, _: model.generate("the cat", seed=1, sampler=sampler)])
     job.future.result(60)
     engine.close()
-    assert sites
+    assert len(sites) > 4
     assert max(sites) <= 4  # of finished positions, only those of the block before are read
 
 
@@ -177,3 +178,17 @@ def test_a_stop_string_ends_a_request_and_its_usage(client, sampler):
     assert cut["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"] / 2
     streamed = pieces(client, **ask, stop=stop)
     assert "".join(event["choices"][0]["text"] for event in streamed) == text[: text.find(stop)]
+
+
+def test_logprobs_of_drafted_tokens_are_those_of_the_left_to_right_reading(client, models):
+    ask = {"model": "blocks", "prompt": "the cat", "max_tokens": 9, "seed": 2, "sampler": "draft-and-verify"}
+    (choice,) = client.post("/v1/completions", json={**ask, "logprobs": 1}).json()["choices"]
+    model = models["blocks"].in_blocks(1)
+    ids = model.tokenizer.encode("the cat" + choice["text"]).tolist()
+    count = len(choice["logprobs"]["tokens"])
+    written = [model.tokenizer.encode(token, first=False).tolist()[0] for token in choice["logprobs"]["tokens"]]
+    assert ids[-count:] == written  # the text is cut into tokens as it was written
+    row = torch.tensor([[*model.rows.begin, *ids]])
+    logits = model.network.logits(model.network.features(row).final)[0].log_softmax(-1)
+    expected = logits.gather(-1, row[0][:, None])[-count:, 0].tolist()
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-3)
