@@ -88,11 +88,12 @@ class DraftAndVerify(Sampler):
     def _draft(self, state: SamplerState, final: Tensor, where: Tensor, attempts: NDArray[np.int64]) -> "_Draft":
         """Draw at every blank of the blocks independently."""
         u = state.uniform("draft", attempts)[where]
-        tokens, log_probability = torch.empty_like(where.nonzero()[:, 0]), torch.empty_like(u)
-        for part, law in self._laws(state, final, where):
+        laws = _Laws(state, final, where)
+        tokens, log_probability = torch.empty_like(laws.row), torch.empty_like(u)
+        for part, law in laws:
             tokens[part] = inverse_cdf(law.logits, u[part])
             log_probability[part] = law.log_probability(tokens[part]).to(u.dtype)
-        return _Draft(final, tokens, log_probability)
+        return _Draft(laws, tokens, log_probability)
 
     def _verify(
         self, state: SamplerState, final: Tensor, where: Tensor, draft: "_Draft", attempts: NDArray[np.int64]
@@ -101,53 +102,77 @@ class DraftAndVerify(Sampler):
 
         Returns [B, L] bool of what is kept, and of the first rejected token of each row.
         """
-        row, position = where.nonzero(as_tuple=True)
         u = state.uniform("accept", attempts)[where]
         log_p = torch.empty_like(draft.log_probability)
-        for part, law in self._laws(state, final, where):
+        laws = _Laws(state, final, where)
+        for part, law in laws:
             log_p[part] = law.log_probability(draft.tokens[part]).to(log_p.dtype)
             law.report(state, draft.tokens[part])
         rejected = torch.zeros_like(where)
-        rejected[row, position] = u.log() > log_p - draft.log_probability
-        first = rejected & (rejected.long().cumsum(-1) == 1)
-        behind = (rejected.long().cumsum(-1) > 0) & ~first & where
-        state.confidence[row, position] = log_p.exp().to(state.confidence.dtype)
+        rejected[laws.row, laws.position] = u.log() > log_p - draft.log_probability
+        counted = rejected.long().cumsum(-1)
+        first = rejected & (counted == 1)
+        behind = (counted > 0) & ~first & where
+        state.confidence[laws.row, laws.position] = log_p.exp().to(state.confidence.dtype)
         if bool(first.any()):
             again = first[where].nonzero()[:, 0]
             v = state.uniform("again", attempts)[first]
-            laws = zip(
-                self._laws(state, final[again], first), self._laws(state, draft.final[again], first), strict=True
-            )
             tokens = torch.empty_like(again)
-            for (part, p), (_, q) in laws:
+            for part in torch.arange(len(again), device=again.device).split(laws.slice):
+                p, q = laws.at(again[part]), draft.laws.at(again[part])
                 tokens[part] = inverse_cdf(p.above(q).logits, v[part])
                 p.report(state, tokens[part])
             state.tokens[first] = tokens
         state.remask(behind)
         return where & ~behind, first
 
-    def _laws(self, state: SamplerState, final: Tensor, where: Tensor) -> Iterator[tuple[Tensor, "_Law"]]:
-        """Slices of the N positions `where`, and what is drawn there, as filters leave it from left to right."""
-        row, position = where.nonzero(as_tuple=True)
-        columns = torch.arange(where.shape[1], device=where.device)
-        for part in torch.arange(len(row), device=row.device).split(slice_size(state.network.vocabulary.size)):
-            # Filters see what is left of a position, as if the rest were not written yet.
-            seen = state.tokens[row[part]]
-            unwritten = state.open[row[part]] & (columns >= position[part][:, None])
-            seen = seen.masked_fill(unwritten, state.network.vocabulary.mask_id)
-            sites = Sites(seen, torch.arange(len(part), device=part.device), position[part])
-            raw = logits = state.network.logits(final[part])
-            check_finite(raw, sites)
-            for each in state.filters:
-                logits = each(logits, sites)
-            check_drawable(logits, sites, state.filters, state.network.vocabulary.mask_id)
-            yield part, _Law(Sites(state.tokens, row[part], position[part]), raw, logits)
+
+class _Laws:
+    """What is drawn at the N positions `where` [B, L], from features [N, D], as filters leave it from left to right.
+
+    Iterating gives slices of the positions and their laws. If there is but one slice its law is kept; otherwise laws
+    are computed again where they are asked for, from the tokens as they were.
+    """
+
+    def __init__(self, state: SamplerState, final: Tensor, where: Tensor) -> None:
+        self.state, self.final = state, final
+        self.row, self.position = where.nonzero(as_tuple=True)
+        self.slice = slice_size(state.network.vocabulary.size)
+        self._tokens = state.tokens.clone()
+        self._kept: _Law | None = None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, "_Law"]]:
+        parts = torch.arange(len(self.row), device=self.row.device).split(self.slice)
+        if len(parts) == 1:
+            self._kept = self._law(parts[0], self.final)
+            yield parts[0], self._kept
+            return
+        for part in parts:
+            yield part, self._law(part, self.final[part])
+
+    def at(self, index: Tensor) -> "_Law":
+        """The law at some of the positions, by their numbers [n]."""
+        return self._law(index, self.final[index]) if self._kept is None else self._kept.at(index)
+
+    def _law(self, index: Tensor, final: Tensor) -> "_Law":
+        state, row, position = self.state, self.row[index], self.position[index]
+        mask_id = state.network.vocabulary.mask_id
+        raw = logits = state.network.logits(final)
+        # Filters see what is left of a position, as if the rest were not written yet.
+        seen, columns = self._tokens[row], torch.arange(self._tokens.shape[1], device=row.device)
+        seen = seen.masked_fill(state.open[row] & (columns >= position[:, None]), mask_id)
+        sites = Sites(seen, torch.arange(len(row), device=row.device), position)
+        check_finite(raw, sites)
+        for each in state.filters:
+            logits = each(logits, sites)
+        check_drawable(logits, sites, state.filters, mask_id, changed=logits is not raw)
+        return _Law(Sites(state.tokens, row, position), raw, logits)
 
 
 class _Draft(NamedTuple):
-    """Features [N, D] that tokens [N] were drawn from, and the log-probability [N] of each."""
+    """The laws that tokens [N] were drawn from, and the log-probability [N] of each."""
 
-    final: Tensor
+    laws: _Laws
     tokens: Tensor
     log_probability: Tensor
 
@@ -167,6 +192,11 @@ class _Law(NamedTuple):
         """Tell the law of tokens [n]: that of the text, whichever way they were drawn."""
         if state.on_draw is not None:
             state.on_draw(self.sites, Prediction(self.raw, self.logits, tokens, self.log_probability(tokens).exp()))
+
+    def at(self, index: Tensor) -> "_Law":
+        """At some of the sites, by their numbers."""
+        tokens, row, position = self.sites
+        return _Law(Sites(tokens, row[index], position[index]), self.raw[index], self.logits[index])
 
     def above(self, other: "_Law") -> "_Law":
         """(p - q)+, normalised; p where rounding leaves nothing of it."""

@@ -95,6 +95,14 @@ def test_given_tokens_among_the_blanks_do_not_change_the_law_of_what_is_left_of_
     assert_drawn_from(each.prod(-1), numbered(sample))
 
 
+def test_laws_in_slices_give_the_same_texts(monkeypatch):
+    """What is kept of one slice is what is computed again of several, from the tokens as they were."""
+    model, sampler = built("plain"), DraftAndVerify((RepetitionPenalty(1.8),))
+    whole = sampler.sample(model, canvas(40, 9), noise=Noise(0)).tokens
+    monkeypatch.setattr("adlm.samplers.state.SLICE", 3 * VOCABULARY.size)
+    assert torch.equal(sampler.sample(model, canvas(40, 9), noise=Noise(0)).tokens, whole)
+
+
 def test_the_test_has_power():
     """Without verification the drafts follow another law."""
     model = built("plain")
