@@ -1,10 +1,10 @@
 r"""Put an adapted model into the package, in half precision, with its figures and those of its source in its card.
 
-    adlm adapt STORIES15M --to anchored-block:8 --sizes 1 2 4 8 0 --prune-vocabulary --length 256 --rows 8 --lr 2e-4 \
-        --data self:4096 --data STORIES --out runs/box
-    python docs/box.py runs/box --source runs/box/source --stories TEST.jsonl --own runs/box/self/valid.jsonl
+    adlm adapt STORIES15M --to anchored-block:4 --sizes 1 2 4 4 0 0 --prune-vocabulary --length 256 --rows 16 \
+        --lr 1.5e-4 --steps 690 --data self:1280 --data STORIES --out runs/box
+    python docs/box.py runs/box --stories TEST.jsonl
 
-STORIES15M is the folder of the llama2.c model (model.bin, tokenizer.bin), STORIES and TEST.jsonl are stories of
+STORIES15M is the folder of the llama2.c model (model.bin, tokenizer.bin); STORIES and TEST.jsonl are stories of
 TinyStories to train on and to measure on. Everything is measured in half precision, as the model is shipped.
 """
 
@@ -29,16 +29,14 @@ SAMPLING = {"sampler": "left-to-right", "top_p": 0.9}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the adapted model")
-    parser.add_argument("--source", type=Path, required=True, help="the left-to-right model that it came from")
     parser.add_argument("--stories", type=Path, required=True, help="held-out stories (.jsonl, text)")
-    parser.add_argument("--own", type=Path, required=True, help="held-out samples of the source (.jsonl, response)")
     parser.add_argument("--rows", type=int, default=64, help="texts of each to measure on")
-    parser.add_argument("--tokens", required=True, help="what it was trained on, for the card: 2.5 million tokens")
     options = parser.parse_args()
-    source, model = (TextModel.from_pretrained(folder) for folder in (options.source, options.folder))
+    source, model = (TextModel.from_pretrained(folder) for folder in (options.folder / "source", options.folder))
+    own = options.folder / "self" / "valid.jsonl"
     model.network.half().float()  # rounded as it will be stored
     figures: dict[str, Estimate | float] = {}
-    held_out = {"TinyStories, test": (options.stories, "text"), "samples of the source": (options.own, "response")}
+    held_out = {"TinyStories, test": (options.stories, "text"), "samples of the source": (own, "response")}
     for name, (path, field) in held_out.items():
         figures[f"{name}: the source"] = nats(source, path, field, options.rows, None)
         for size in sorted(set(model.block_sizes), key=lambda size: (size == 0, size)):
@@ -47,7 +45,9 @@ def main() -> None:
     run = {"name": "box", "objective": (model.config.run or {})["objective"]}  # without the folders of this machine
     config = replace(model.config, sampling=SAMPLING, run=run)
     about = {f"nats per token, {name}": value for name, value in figures.items()}
-    facts = Facts(licence="mit", language="en", data=DATA.format(options.tokens), figures=about, notes=NOTES)
+    tokens = json.loads((options.folder / "adapt.json").read_text())["tokens"]
+    data = DATA.format(tokens / 1e6)
+    facts = Facts(licence="mit", language="en", data=data, figures=about, notes=NOTES)
     if BOX.exists():
         shutil.rmtree(BOX)
     TextModel(model.network.half(), config, model.tokenizer).save(BOX, facts=facts)
@@ -69,13 +69,13 @@ def nats(model: TextModel, path: Path, field: str, rows: int, block_size: int | 
 
 
 DATA = (
-    "{}: stories of TinyStories (arXiv 2305.07759, CDLA-Sharing-1.0; its validation file and the beginning of its "
+    "{:.1f} million tokens of stories of TinyStories (arXiv 2305.07759, CDLA-Sharing-1.0; its validation file and the beginning of its "
     "training file) and texts that the source sampled at temperature 1. The test file was held out."
 )
 NOTES = """
 A small model of small stories: it shows how one network writes from left to right, in blocks and by filling holes, and
 is fit for nothing else. It was adapted on a CPU from stories15M, a left-to-right model of karpathy's llama2.c (MIT):
-6,612 of its 32,000 tokens are kept, its lower four layers are the anchor stage, its upper two the denoiser. Figures are
+6,952 of its 32,000 tokens are kept, its lower four layers are the anchor stage, its upper two the denoiser. Figures are
 of one run. They are exact from left to right, else upper bounds.
 """
 
