@@ -29,8 +29,18 @@ CLASSES = {
         "ProntoQA": "adlm_studies.reasoning.prontoqa:ProntoQA",
         "ProsQA": "adlm_studies.reasoning.prosqa:ProsQA",
     },
+    "rule_from_data": {
+        name: f"adlm_studies.experiments.probing:{name}"
+        for name in ("RareTokens", "HighTfIdf", "RandomTokens", "ContentTokens")
+    },
+    "study_work": {
+        "TrainAndScoreRows": "adlm_studies.experiments.paired_rows:TrainAndScoreRows",
+        "TrainBestOfSearch": "adlm_studies.experiments.paired_rows:TrainBestOfSearch",
+        "TrainWithCountedRule": "adlm_studies.experiments.paired_rows:TrainWithCountedRule",
+    },
     "study": {
         "Anchoring": "adlm_studies.experiments.anchoring:Anchoring",
+        "Anchoring2": "adlm_studies.experiments.anchoring_2:Anchoring2",
         "Anchors": "adlm_studies.experiments.anchors:Anchors",
         "BlockSizes": "adlm_studies.experiments.blocks:BlockSizes",
         "Demo": "adlm_studies.experiments.demo:Demo",
@@ -44,7 +54,9 @@ CLASSES = {
 BASES = {
     "reasoning_method": "adlm_studies.reasoning.methods:ReasoningMethod",
     "reasoning_task": "adlm_studies.reasoning.problem:Task",
+    "rule_from_data": "adlm_studies.experiments.probing:RuleFromData",
     "study": "adlm_studies.experiments.study:Study",
+    "study_work": "adlm_studies.experiments.study:StudyWork",
 }
 
 # The names that classes had in version 0.1, whose saved models still load.
