@@ -16,19 +16,19 @@ from adlm_studies.experiments.anchoring_arms import (
     CORPORA,
     MAIN,
     SEARCH,
+    SEARCH_SEED,
     SIZES,
     TOKENS_PER_STEP,
     TRICKS,
     AnchoringArm,
     arm_run,
     paper_run,
-)  # fmt: skip
+)
 from adlm_studies.experiments.paired_rows import TrainAndScoreRows, TrainBestOfSearch, TrainWithCountedRule
 from adlm_studies.experiments.study import StepOutcome, Study, StudyStep, StudyWork, check_names
 from adlm_studies.report.sections import ReportPage
 
 MILLION = 1_000_000
-SEARCH_SEED = 100  # of no run that is reported
 
 
 class Phase(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adlm_studies.experiments.anchoring_arms import ADLM, GAMMA_0, MDLM, TRICKS
+from adlm_studies.experiments.anchoring_arms import ADLM, GAMMA_0, MDLM, SEARCH_SEED, TRICKS
 from adlm_studies.experiments.statistics import interval_note, over_runs, paired
 from adlm_studies.experiments.study import StepOutcome
 from adlm_studies.experiments.tables import nats_of, select
@@ -36,7 +36,7 @@ class Compared(NamedTuple):
 
 def report_page(question: str, outcomes: Sequence[StepOutcome]) -> ReportPage:
     """All that the finished steps tell."""
-    outcomes = [outcome for outcome in outcomes if outcome.labels["seed"] < 100]
+    outcomes = [outcome for outcome in outcomes if outcome.labels["seed"] != SEARCH_SEED]
     sections: list[Section] = [_table(outcomes), *_over_tokens(outcomes), *_over_size(outcomes)] if outcomes else []
     return ReportPage("Does anchoring help at equal compute?", f"{question} {answer(outcomes)}", sections)
 

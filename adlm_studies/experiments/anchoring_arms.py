@@ -22,6 +22,7 @@ GAMMA = 0.05
 PUBLISHED_GAMMA = 3e-3
 TOKENS_PER_STEP = 4096
 CURVE_POINTS = 20
+SEARCH_SEED = 100  # of no run that is reported
 
 
 class ModelSize(NamedTuple):

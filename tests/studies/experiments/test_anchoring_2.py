@@ -13,9 +13,19 @@ from adlm.errors import UnknownName
 from adlm.models.hand_over import Hidden, Logits
 from adlm.models.network import Vocabulary
 from adlm.train.plan import summary
-from adlm_studies.experiments.anchoring_2 import PHASES, SEARCH_SEED, Anchoring2
+from adlm_studies.experiments.anchoring_2 import PHASES, Anchoring2
 from adlm_studies.experiments.anchoring_2_report import answer, base_of, compare, trend, verdict
-from adlm_studies.experiments.anchoring_arms import ADLM, ARMS, CORPORA, GAMMA_0, MAIN, MDLM, SEARCH, TRICKS
+from adlm_studies.experiments.anchoring_arms import (
+    ADLM,
+    ARMS,
+    CORPORA,
+    GAMMA_0,
+    MAIN,
+    MDLM,
+    SEARCH,
+    SEARCH_SEED,
+    TRICKS,
+)
 from adlm_studies.experiments.paired_rows import TrainBestOfSearch, score_rows
 from adlm_studies.experiments.settings import NANO
 from adlm_studies.experiments.study import StepContext, StepOutcome, Study, check_steps, run_study
