@@ -13,7 +13,6 @@ from adlm.data.config import Corpus
 from adlm.data.loader import read_rows
 from adlm.data.table import Table
 from adlm.diffusion.corruption import AnchoredMasking
-from adlm.models.costs import count_parameters
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.bound import clean_objective, mean_of, position_nats
 from adlm.objectives.likelihood import draws_of
@@ -21,6 +20,7 @@ from adlm.objectives.nelbo import Anelbo, Nelbo
 from adlm.objectives.objective import MaskedObjective, Objective
 from adlm.randomness import Noise
 from adlm.text_model import TextModel
+from adlm.train.plan import summary
 from adlm_studies.experiments.probing import RuleFromData
 from adlm_studies.experiments.study import StepContext, StudyWork, step_result
 from adlm_studies.experiments.training import TrainAndScore, held_out
@@ -39,10 +39,9 @@ class TrainAndScoreRows(TrainAndScore):
     def execute(self, context: StepContext) -> dict[str, Any]:
         began = time.process_time()
         found = super().execute(context)
-        vocabulary = TextModel.from_pretrained(context.folder).network.vocabulary
         return {
             **found,
-            "stack_parameters": count_parameters(self.run.network, vocabulary).stacks,
+            "stack_parameters": summary(self.run).parameters.stacks,
             "core_seconds": round(time.process_time() - began),  # of the last sitting, if it was interrupted
         }
 
