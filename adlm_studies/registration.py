@@ -2,6 +2,21 @@
 
 from adlm import registry
 
+# What the steps of studies do, by module: stored steps are read back, to be compared with today's.
+_WORKS = {
+    "blocks": ("TrainFromLeftToRight",),
+    "decoding": ("TimeDecoding",),
+    "domains": ("TrainSharedTokenizer", "TrainWithSharedTokenizer"),
+    "generation": ("GenerateTexts", "MeasureRealText"),
+    "paired_rows": ("TrainAndScoreRows", "TrainBestOfSearch", "TrainWithCountedRule"),
+    "probing": ("TrainAndProbe", "TrainWithRuleFromData"),
+    "reasoning": ("SolveBySize", "TrainReasoner"),
+    "sample_complexity": ("FillTables", "TrainOnProcess"),
+    "samples": ("RecordSample",),
+    "timing": ("TimeSampling", "TimeTraining"),
+    "training": ("TrainAndScore",),
+    "writing_speed": ("TimeWriting",),
+}
 CLASSES = {
     "data": {
         "DiffusionReasoningData": "adlm_studies.reasoning.diffusion:DiffusionReasoningData",
@@ -34,9 +49,7 @@ CLASSES = {
         for name in ("RareTokens", "HighTfIdf", "RandomTokens", "ContentTokens")
     },
     "study_work": {
-        "TrainAndScoreRows": "adlm_studies.experiments.paired_rows:TrainAndScoreRows",
-        "TrainBestOfSearch": "adlm_studies.experiments.paired_rows:TrainBestOfSearch",
-        "TrainWithCountedRule": "adlm_studies.experiments.paired_rows:TrainWithCountedRule",
+        name: f"adlm_studies.experiments.{module}:{name}" for module, names in _WORKS.items() for name in names
     },
     "study": {
         "Anchoring": "adlm_studies.experiments.anchoring:Anchoring",
