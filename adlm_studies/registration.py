@@ -2,6 +2,21 @@
 
 from adlm import registry
 
+# What the steps of studies do, by module: stored steps are read back, to be compared with today's.
+_WORKS = {
+    "blocks": ("TrainFromLeftToRight",),
+    "decoding": ("TimeDecoding",),
+    "domains": ("TrainSharedTokenizer", "TrainWithSharedTokenizer"),
+    "generation": ("GenerateTexts", "MeasureRealText"),
+    "paired_rows": ("TrainAndScoreRows", "TrainBestOfSearch", "TrainWithCountedRule"),
+    "probing": ("TrainAndProbe", "TrainWithRuleFromData"),
+    "reasoning": ("SolveBySize", "TrainReasoner"),
+    "sample_complexity": ("FillTables", "TrainOnProcess"),
+    "samples": ("RecordSample",),
+    "timing": ("TimeSampling", "TimeTraining"),
+    "training": ("TrainAndScore",),
+    "writing_speed": ("TimeWriting",),
+}
 CLASSES = {
     "data": {
         "DiffusionReasoningData": "adlm_studies.reasoning.diffusion:DiffusionReasoningData",
@@ -29,8 +44,16 @@ CLASSES = {
         "ProntoQA": "adlm_studies.reasoning.prontoqa:ProntoQA",
         "ProsQA": "adlm_studies.reasoning.prosqa:ProsQA",
     },
+    "rule_from_data": {
+        name: f"adlm_studies.experiments.probing:{name}"
+        for name in ("RareTokens", "HighTfIdf", "RandomTokens", "ContentTokens")
+    },
+    "study_work": {
+        name: f"adlm_studies.experiments.{module}:{name}" for module, names in _WORKS.items() for name in names
+    },
     "study": {
         "Anchoring": "adlm_studies.experiments.anchoring:Anchoring",
+        "Anchoring2": "adlm_studies.experiments.anchoring_2:Anchoring2",
         "Anchors": "adlm_studies.experiments.anchors:Anchors",
         "BlockSizes": "adlm_studies.experiments.blocks:BlockSizes",
         "Demo": "adlm_studies.experiments.demo:Demo",
@@ -44,7 +67,9 @@ CLASSES = {
 BASES = {
     "reasoning_method": "adlm_studies.reasoning.methods:ReasoningMethod",
     "reasoning_task": "adlm_studies.reasoning.problem:Task",
+    "rule_from_data": "adlm_studies.experiments.probing:RuleFromData",
     "study": "adlm_studies.experiments.study:Study",
+    "study_work": "adlm_studies.experiments.study:StudyWork",
 }
 
 # The names that classes had in version 0.1, whose saved models still load.

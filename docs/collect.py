@@ -27,6 +27,8 @@ def main() -> None:
         report = study.report(read_results(folder / RESULTS))
         for outcome in record["outcomes"]:
             outcome["result"].pop("player", None)  # made again by whoever runs the study
+            for score in outcome["result"].get("scores", {}).values():
+                score.pop("row_nats", None)  # in the outcomes of the study
             if isinstance(outcome["result"].get("texts"), list):
                 outcome["result"]["texts"] = outcome["result"]["texts"][:KEPT_TEXTS]
         text = json.dumps(record, indent=1) + "\n"
@@ -34,7 +36,8 @@ def main() -> None:
             raise SystemExit(f"{folder}: a path of this machine is in the results")
         (OUT / f"{study.name}.json").write_text(text, encoding="utf-8")
         for old in OUT.glob(f"{study.name}-*.svg"):
-            old.unlink()
+            if old.stem.removeprefix(f"{study.name}-").isdecimal():  # anchoring-2-1.svg is not of anchoring
+                old.unlink()
         lines = [f"# {report.title}", report.lead, f"`{_command(study)}`; [all numbers]({study.name}.json)."]
         charts = 0
         for section in report.sections:

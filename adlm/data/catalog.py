@@ -22,6 +22,7 @@ from adlm.data.documents import (
     Cut,
     DocumentRule,
     FirstCharacters,
+    HashedDocuments,
     LastDocuments,
     Lines,
     Separator,
@@ -72,16 +73,21 @@ class Bundled(Entry):
 
 @dataclass(frozen=True)
 class PublishedEntry(Entry):
-    """A corpus of the Hub, and the layouts in which its files lie about; a path of a layout is a glob in the folder."""
+    """A corpus of the Hub, and the layouts in which its files lie about; a path of a layout is a glob in the folder.
 
-    hub: HubDataset
+    Args:
+        hub: None if the Hub does not have it, and files are needed.
+    """
+
+    hub: HubDataset | None
     layouts: tuple[TextFiles, ...]
     rule: DocumentRule = WHOLE
     detokenizer: str = "none"
 
     @property
     def origin(self) -> str:
-        return f"Hub: {self.hub.dataset}, or files: {' | '.join(dict.fromkeys(self._usual()))}"
+        files = f"files: {' | '.join(dict.fromkeys(self._usual()))}"
+        return f"Hub: {self.hub.dataset}, or {files}" if self.hub else files
 
     def _usual(self) -> list[str]:
         return [glob for layout in self.layouts for glob in (layout.files or {"": layout.path}).values()]
@@ -91,6 +97,13 @@ class PublishedEntry(Entry):
         own: dict[str, Any] = {field: getattr(self, field) for field in shared}
         folder = folder or _kept(self.name)
         if folder is None:
+            if self.hub is None:
+                raise DataError(
+                    f"asked for {self.name!r}",
+                    "it is not on the Hub, and no folder of its files was given",
+                    f"put {' or '.join(self._usual())} in $ADLM_DATA/{self.name}, or give folder=",
+                    subject=self.name,
+                )
             return _with_options(replace(self.hub, **own), options)
         failure: DataError | None = None
         for layout in filter(None, (_placed(layout, folder) for layout in self.layouts)):
@@ -284,6 +297,13 @@ _ENTRIES: tuple[Entry, ...] = (
         HubDataset("roneneldan/TinyStories", split_names={"train": "train", "valid": "validation"}),
         tuple(map(TextFiles, ("TinyStories-*.txt*", "TinyStoriesV2*.txt*", "*.jsonl*", "*.parquet", "*.txt*"))),
         rule=Separator("<|endoftext|>"),
+    ),
+    PublishedEntry(
+        "books",
+        "classic English books, whole ones held out",
+        "public domain",
+        None,
+        (TextFiles("books.jsonl*", cut=HashedDocuments()),),
     ),
 )
 CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}

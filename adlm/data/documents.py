@@ -4,6 +4,7 @@ Text comes as segments: strings, and None where a record ends. A document rule m
 then undoes the published spacing of each segment; a cut selects a split.
 """
 
+import hashlib
 import itertools
 import re
 from abc import ABC, abstractmethod
@@ -17,6 +18,7 @@ from adlm.errors import ConfigError
 
 Segments = Iterator[str | None]
 SPLITS = ("train", "valid", "test")
+_HASHED_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +258,31 @@ class LastDocuments(Cut):
             return FractionSplit().select(split, pieces, size)
         held = size.documents - self.count
         return _documents(pieces, 0, held) if split == "train" else _documents(pieces, held, size.documents)
+
+
+@dataclass(frozen=True)
+class HashedDocuments(Cut):
+    """Whole documents by a hash of how each begins: which split one is in depends on nothing else in the corpus.
+
+    Args:
+        fraction: of the documents, in expectation, for valid and as many for test.
+    """
+
+    fraction: float = 0.05
+
+    def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
+        chosen, begins = False, True
+        for piece in pieces:
+            if begins:
+                chosen = self._split(piece.text) == split
+            if chosen:
+                yield piece
+            begins = piece.ends
+
+    def _split(self, text: str) -> str:
+        digest = hashlib.blake2b(text[:_HASHED_CHARACTERS].encode(), digest_size=8).digest()
+        u = int.from_bytes(digest, "big") / 2**64
+        return "test" if u < self.fraction else "valid" if u < 2 * self.fraction else "train"
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Anelbo(Nelbo):
         stale: the anchor stage reads a row as it was up to this much time earlier than the denoiser, at random, as it
             will in sampling with stale anchors (K steps of T are K / T of time). The loss then bounds the likelihood
             of the model with stale anchors; validation measures the fresh one.
+        zero_at: the fraction of the run at which the weight has fallen to 0, linearly from the start; 0: it stays.
     """
 
     rule: AnchorRule = field(default_factory=RareInSequence)
@@ -73,15 +74,23 @@ class Anelbo(Nelbo):
     masked_only: bool = False
     fraction: float = 1.0
     stale: float = 0.0
+    zero_at: float = 0.0
 
     def __post_init__(self) -> None:
         _check_fraction(self.fraction)
         if not 0 <= self.stale <= 1:
             raise OutOfRange("stale", self.stale, "a fraction of the time, from 0 to 1")
+        if not 0 <= self.zero_at <= 1:
+            raise OutOfRange("zero_at", self.zero_at, "a fraction of the run, from 0 to 1")
 
     @property
     def trains_anchor(self) -> bool:
         return self.gamma > 0
+
+    def anchor_weight(self, progress: float) -> float:
+        """gamma after this fraction of the run."""
+        left = max(0.0, 1 - progress / self.zero_at) if self.zero_at else 1.0
+        return min(self.gamma, progress) * left
 
     def nats(self, model: LanguageModel, batch: Batch, level: Tensor, noise: Noise) -> Tensor:
         """The cost with fresh anchors."""
@@ -120,6 +129,10 @@ class AnchoredCrossEntropy(CrossEntropy):
     @property
     def trains_anchor(self) -> bool:
         return self.gamma > 0
+
+    def anchor_weight(self, progress: float) -> float:
+        """gamma after this fraction of the run."""
+        return min(self.gamma, progress)
 
     def extra(self, context: LossContext) -> Tensor | None:
         return _anchor_term(self, context, context.batch.scored, context.corrupted.weight)
@@ -166,7 +179,7 @@ def _anchor_term(
         )
     objective.rule.check_vocabulary(model.vocabulary.size)
     # Zero at the very first step, and computed all the same: every step reaches the same parameters.
-    gamma = min(objective.gamma, context.progress)
+    gamma = objective.anchor_weight(context.progress)
     chosen, up = drawn(objective.rule.mark(batch) & among, objective.fraction, batch, context.noise)
     index = chosen.flatten().nonzero()[:, 0]
     hidden, tokens, weights = (

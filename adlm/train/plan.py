@@ -55,6 +55,7 @@ class Known(NamedTuple):
 
 # By source, tokenizer and length of rows.
 KNOWN = {
+    ("books", "bpe:2048", 128): Known(0.94),
     ("stories", "words", 64): Known(0.79),
     ("text8", "characters", 256): Known(0.10),
     ("wikitext2", "bpe:8192", 128): Known(0.87),

@@ -14,6 +14,7 @@ from adlm.config import with_changes
 from adlm.errors import OutOfRange
 from adlm.train.callbacks import Callback
 from adlm_studies.experiments.named import STUDIES, find_study
+from adlm_studies.experiments.outcomes import Exchanged, exchange
 from adlm_studies.experiments.output import plan_study, write_study
 from adlm_studies.experiments.side_by_side import run_side_by_side
 from adlm_studies.experiments.study import REPORT, StepCallbacks, Study, StudyStep
@@ -25,9 +26,10 @@ def command(
     name: Annotated[str, tyro.conf.Positional],
     /,
     *,
-    scale: str = "nano",
-    seeds: int = 3,
+    scale: str | None = None,
+    seeds: int | None = None,
     out: Path | None = None,
+    outcomes: Path | None = None,
     jobs: int | None = None,
     plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
@@ -38,9 +40,12 @@ def command(
 
     Args:
         name: of the study; `adlm experiment list` prints all studies.
-        scale: nano (minutes per model on one core), small (an hour or two) or paper (a cluster).
-        seeds: of everything that is trained; intervals need 2 or more.
+        scale: nano (minutes per model on one core), small (an hour or two) or paper (a cluster); by default the
+            study's own, which is nano for most.
+        seeds: of everything that is trained; intervals need 2 or more. By default the study's own.
         out: where models, results.json and report.html go; by default runs/NAME.
+        outcomes: a folder for the outcomes of finished steps, as in docs/results/NAME/outcomes. What it holds of this
+            study is not run again, and each step that is finished is added. With --plan nothing is run.
         jobs: steps to run side by side, each in a process with one thread; by default as many as there are cores, or
             one with a GPU. 1: one after the other, with all threads.
         plan: only print the steps, write each run to a file and print the commands that train it elsewhere.
@@ -53,14 +58,17 @@ def command(
         raise OutOfRange("--jobs", jobs, "1 or more")
     study = with_changes(find_study(name, scale=scale, seeds=seeds), set)
     root = out or Path("runs") / name
+    if outcomes is not None:
+        _print_exchanged(exchange(study, root, outcomes))
     if plan:
         _print_plan(study, root)
         return
-    words = [name, "--scale", scale, "--seeds", str(seeds), "--out", str(root)]
+    words = [name, "--scale", study.scale, "--seeds", str(study.seeds), "--out", str(root)]
     words += [word for change in set for word in ("--set", change)]
     began = time.perf_counter()
     with step_progress() as callbacks:
-        found = run_side_by_side(study, root, jobs=jobs, callbacks=callbacks)
+        shown = callbacks if outcomes is None else exporting(callbacks, study, root, outcomes)
+        found = run_side_by_side(study, root, jobs=jobs, callbacks=shown)
     report = write_study(study, root, found, ["adlm", "experiment", *words])
     print_tables([section for section in report.sections if isinstance(section, ReportTable)])
     left = len(study.steps()) - len(found)
@@ -82,6 +90,24 @@ def step_progress() -> Iterator[StepCallbacks]:
                 view.note = "done"
 
         yield callbacks
+
+
+def exporting(callbacks: StepCallbacks, study: Study, root: Path, outcomes: Path) -> StepCallbacks:
+    """The same callbacks; each step that is finished is exported."""
+
+    @contextmanager
+    def both(step: StudyStep, finished: int, count: int) -> Iterator[Callback]:
+        with callbacks(step, finished, count) as callback:
+            yield callback
+        exchange(study, root, outcomes)
+
+    return both
+
+
+def _print_exchanged(found: Exchanged) -> None:
+    changed = f" Other steps of the same name, left alone: {', '.join(found.changed)}." if found.changed else ""
+    told = f"Outcomes: {len(found.imported)} imported, {len(found.exported)} exported.{changed}"
+    console().print(told, highlight=False, soft_wrap=True)
 
 
 def _print_studies() -> None:

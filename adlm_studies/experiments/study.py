@@ -11,6 +11,7 @@ Several processes may work in one folder: each takes a step that no other proces
 
 import hashlib
 import json
+import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,13 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from filelock import FileLock, Timeout
 
-from adlm.config import to_json
+from adlm.config import from_json, to_json
 from adlm.data.shards import write_atomically
-from adlm.errors import ConfigError, DataError, OutOfRange, UnknownName
+from adlm.errors import AdlmError, ConfigError, DataError, OutOfRange, UnknownName
 from adlm.evaluate.result import versions
 from adlm.train.callbacks import Callback, PrintMessages
+from adlm.train.execution import processor
 from adlm_studies.experiments.compat import current
 from adlm_studies.report.sections import ReportPage
 
@@ -204,15 +207,43 @@ def finished_outcomes(study: Study, root: Path) -> list[StepOutcome]:
 
 def stored_result(root: Path, name: str, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The stored result of the step of this name; None if it is not finished, or was another step then."""
-    stored = _read(step_file(root, name))
-    if stored is None or not {"step", "result"} <= stored.keys() or not _same(stored["step"], described):
+    stored = read_record(step_file(root, name))
+    if stored is None or not is_outcome(stored, described):
         return None
     result: Mapping[str, Any] = current(stored["result"])
     return result
 
 
+def step_result(root: Path, name: str) -> Mapping[str, Any]:
+    """The result of a step that another one needs, and which is finished."""
+    stored = read_record(step_file(root, name))
+    if stored is None:
+        raise DataError(f"no result of the step {name} in {root}", subject=name)
+    result: Mapping[str, Any] = current(stored["result"])
+    return result
+
+
+def is_outcome(record: Mapping[str, Any], described: Mapping[str, Any]) -> bool:
+    """Whether a stored record is the outcome of the step that is described so."""
+    return {"step", "result"} <= record.keys() and _same(record["step"], described)
+
+
 def _same(stored: Any, described: Mapping[str, Any]) -> bool:
-    return bool(stored == described or current(stored) == described)
+    """Whether a stored step is the described one, also if fields that have their defaults were added since."""
+    if stored == described:
+        return True
+    stored = current(stored)
+    if not isinstance(stored, dict) or stored.keys() != described.keys():
+        return False
+    if any(stored[key] != described[key] for key in described if key != "work"):
+        return False
+    if stored["work"] == described["work"]:
+        return True
+    try:
+        work = from_json(StudyWork, stored["work"])  # type: ignore[type-abstract]
+    except AdlmError:
+        return False  # not a work that can be read back, or a field that is gone
+    return bool(json.loads(json.dumps(to_json(work))) == described["work"])
 
 
 def write_results(study: Study, root: Path, found: Sequence[StepOutcome]) -> Path:
@@ -253,19 +284,20 @@ def descriptions(steps: Sequence[StudyStep]) -> dict[str, dict[str, Any]]:
     for step in steps:
         described: dict[str, Any] = {"work": to_json(step.work), "labels": to_json(dict(step.labels))}
         if step.needs:
-            described["needs"] = {need: _digest(found[need]) for need in step.needs}
+            described["needs"] = {need: digest(found[need]) for need in step.needs}
         found[step.name] = json.loads(json.dumps(described))
     return found
 
 
-def _digest(described: Mapping[str, Any]) -> str:
+def digest(described: Mapping[str, Any]) -> str:
+    """A short checksum of what JSON holds."""
     return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _clear_other(context: StepContext, described: Mapping[str, Any]) -> None:
     """Remove what another step of this name left: the models that it started from may have changed."""
     path = step_file(context.root, context.name, ".begun")
-    begun = _read(path)
+    begun = read_record(path)
     if begun is not None and not _same(begun, described):
         shutil.rmtree(context.folder, ignore_errors=True)
     write_atomically(path, json.dumps(described) + "\n")
@@ -276,7 +308,8 @@ def step_file(root: Path, name: str, ending: str = ".json") -> Path:
     return root / "steps" / f"{name}{ending}"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> dict[str, Any] | None:
+    """What a file of a step holds; None if it is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -285,8 +318,13 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _store(root: Path, name: str, described: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    record = {"step": described, "result": result, "versions": versions()}
+    record = {"step": described, "result": result, "versions": versions(), "machine": machine()}
     write_atomically(step_file(root, name), json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What a result was computed on: names of hardware, none of the host."""
+    return {"processor": processor(), "cores": os.cpu_count(), "instructions": torch.backends.cpu.get_cpu_capability()}
 
 
 @contextmanager

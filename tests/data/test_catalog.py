@@ -47,6 +47,7 @@ REAL: list[tuple[str, str, dict[str, tuple[int, int]]]] = [
     ("lambada", "lambada", {"test": (5153, 1669012)}),
     ("pubmed", "pubmed", {"train": (100, 1691372), "valid": (100, 1656372), "test": (100, 1774326)}),
     ("arxiv", "arxiv", {"train": (450, 590147), "valid": (25, 33928), "test": (25, 32227)}),
+    ("books", "books", {"train": (237, 109629157), "valid": (9, 3576864), "test": (14, 7376425)}),
     ("tinystories", "tinystories", {"valid": (3117, 2514037), "test": (3118, 2465793)}),
 ]
 
@@ -56,6 +57,20 @@ def test_real_files_give_the_published_counts(name: str, position: str, expected
     if not (SHARED / position).exists():
         pytest.skip(f"the real files of {name} are not beside the repository")
     assert counts(open_source(name, folder=SHARED / position)) == expected
+
+
+def test_whole_books_are_held_out_and_come_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = [{"author": "A", "title": str(n), "text": f"Title: {n}\n" + "word " * 200_000 * (n % 2)} for n in range(60)]
+    with gzip.open(tmp_path / "books.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(book) + "\n" for book in books)
+    source = open_source("books", folder=tmp_path)
+    found = {split: set(source.documents(split)) for split in source.splits}
+    assert set.union(*found.values()) == {book["text"] for book in books}
+    assert sum(map(len, found.values())) == len(books)
+    assert all(found.values())
+    monkeypatch.delenv("ADLM_DATA", raising=False)
+    with raises(DataError, subject="books"):
+        open_source("books")
 
 
 def test_one_file_of_a_folder_can_be_opened_with_its_own_field() -> None:

@@ -12,6 +12,7 @@ from adlm.data.documents import (
     CorpusSize,
     FirstCharacters,
     FractionSplit,
+    HashedDocuments,
     LastDocuments,
     Lines,
     Paragraphs,
@@ -107,6 +108,20 @@ def test_shares_cut_a_single_document_between_words() -> None:
         assert all(word == "word" for word in "".join(piece.text for piece in found).split())
         assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True]
     assert abs(sum(len(piece.text) for piece in splits["valid"]) - 0.05 * len(text)) < 10
+
+
+def test_hashes_keep_documents_whole_and_each_in_its_split_whatever_else_there_is() -> None:
+    pieces = [piece for n in range(400) for piece in (Piece(f"begin {n}", ends=False), Piece("the end"))]
+    splits = selected(HashedDocuments(0.1), pieces)
+    for found in splits.values():
+        assert [piece.ends for piece in found] == [False, True] * (len(found) // 2)
+    counts = {split: len(found) // 2 for split, found in splits.items()}
+    assert sum(counts.values()) == 400
+    assert 20 < counts["valid"] < 60
+    assert 20 < counts["test"] < 60
+    fewer = selected(HashedDocuments(0.1), pieces[100:])
+    for split, found in fewer.items():
+        assert {piece.text for piece in found} <= {piece.text for piece in splits[split]}
 
 
 def test_large_corpora_are_cut_as_published_and_small_ones_by_shares() -> None:

@@ -145,6 +145,18 @@ def test_anelbo_with_weight_zero_is_nelbo_to_the_bit():
         assert torch.equal(anchored.loss_sum, plain.loss_sum)
 
 
+def test_an_annealed_anchor_weight_falls_to_zero_and_then_the_loss_is_the_bound():
+    objective = Anelbo(gamma=0.1, zero_at=0.5)
+    assert [objective.anchor_weight(p) for p in (0.0, 0.05, 0.25, 0.5, 0.9)] == pytest.approx([0, 0.045, 0.05, 0, 0])
+    assert Anelbo(gamma=0.1).anchor_weight(0.9) == 0.1
+    model = two_stage()
+    early, late = (objective(model, BATCH, progress=p, noise=Noise(1)) for p in (0.25, 0.5))
+    assert early.loss_sum > early.nll_sum
+    assert torch.equal(late.loss_sum, late.nll_sum)
+    with raises(OutOfRange, subject="zero_at"):
+        Anelbo(zero_at=1.5)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_reported_bound_does_not_move_with_the_anchor_weight(causal):
     model = two_stage(causal=causal)

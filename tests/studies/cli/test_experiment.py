@@ -7,6 +7,7 @@ import pytest
 
 from adlm.cli import main
 from adlm.train.run_folder import read_run
+from adlm_studies.experiments.paired_rows import TrainAndScoreRows
 
 # Two steps: every part of the command, none of the quality.
 TINY = ["--set", 'corpora=["stories"]', "--set", 'arms=["AR", "ADLM"]', "--set", "training_steps=2", "--set", "rows=8"]
@@ -62,3 +63,25 @@ def test_two_jobs_share_the_work_and_the_report_has_all_of_it(tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("steps/**/*.json")}
     assert main(words) == 0
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("steps/**/*.json")}
+
+
+def test_outcomes_are_kept_and_read_back_on_another_machine(tmp_path, capsys, monkeypatch):
+    executed = []
+
+    def execute(self, context):
+        executed.append(context.name)
+        score = {"rows": 1, "data": "key", "row_nats": [8.0], "nats_per_token": {"mean": 1.0, "error": 0.1, "draws": 8}}
+        return {"scores": {"stories": score}, "stack_parameters": 1, "work": 1, "curve": [[4096, 1.0, 0.1]]}
+
+    monkeypatch.setattr(TrainAndScoreRows, "execute", execute)
+    words = ["experiment", "anchoring-2", "--scale", "nano", "--seeds", "1", "--set", 'phases=["main"]', "--jobs", "1"]
+    words += ["--outcomes", str(tmp_path / "kept")]
+    assert main([*words, "--out", str(tmp_path / "one")]) == 0
+    assert len(list((tmp_path / "kept").rglob("*.json"))) == len(executed) == 3
+    capsys.readouterr()
+    assert main([*words, "--out", str(tmp_path / "two"), "--plan"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 imported" in shown
+    assert "adlm train" not in shown
+    assert main([*words, "--out", str(tmp_path / "two")]) == 0
+    assert len(executed) == 3
