@@ -3,6 +3,7 @@ machine."""
 
 import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 
 # glibc's names for mallopt.
@@ -39,10 +40,8 @@ def share_freed_memory() -> bool:
 
 def release_freed_memory() -> None:
     """Give freed memory back to the system, where the C library can: some milliseconds, and fresh pages afterwards."""
-    try:
+    with suppress(AttributeError, OSError, TypeError):  # another system, or another C library
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # another system, or another C library
-        pass
 
 
 def available_bytes() -> int | None:

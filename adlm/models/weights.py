@@ -67,8 +67,8 @@ def read_weights(path: Path, build: Callable[[], M], asked: str) -> M:
 
 def check_header(path: Path, asked: str) -> None:
     """Refuse a safetensors file with a header that would take minutes to read."""
-    # What claims more than the file has is no header; what such a file is instead is found out when it is opened.
-    if _LARGEST_HEADER < (size := _header_bytes(path)) <= path.stat().st_size:
+    size = _header_bytes(path)
+    if _LARGEST_HEADER < size <= path.stat().st_size:  # a larger one than the file is no header, and named so later
         found = f"a header of {size:,} bytes in {path.name}; more than {_LARGEST_HEADER:,} are not read"
         raise ModelError(asked, found, _DAMAGED, subject=path.name)
 

@@ -20,7 +20,7 @@ from adlm.text_model import TextModel
 
 T = TypeVar("T")
 Work = Callable[[TextModel, Ticket], T]
-_RELEASE = 2.0  # seconds, at least, between two times when an idle engine gives memory back
+_IDLE, _BUSY = 1.0, 10.0  # seconds, at least, between two times when an engine gives memory back
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Engine:
             with self._lock:
                 if not self._waiting:
                     self._threads -= 1
-                    idle = not self._threads and time.monotonic() > self._released + _RELEASE
+                    idle = not self._threads
                     break
                 future, work = self._waiting.take()
             if not future.set_running_or_notify_cancel():
@@ -138,8 +138,14 @@ class Engine:
             except BaseException as error:
                 future.set_exception(error)
             del future, work  # before the next: what it holds may be large
+            self._release(_BUSY)
         if idle:
-            self._released = time.monotonic()
+            self._release(_IDLE)
+
+    def _release(self, seconds: float) -> None:
+        """Give freed memory back, unless that was done less than so many seconds ago."""
+        if (now := time.monotonic()) > self._released + seconds:
+            self._released = now
             release_freed_memory()
 
     def _run(self, name: str, work: Work[T], ticket: Ticket) -> T:

@@ -57,7 +57,9 @@ def models() -> dict[str, TextModel]:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
-    tiny("adlm", length=64).save(path)
+    model = tiny("adlm", length=64)
+    model.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    model.save(path)
     return path
 
 

@@ -23,14 +23,16 @@ def server(
     command = [sys.executable, "-m", "adlm", "serve", str(folder), "--port", "0", "--device", "cpu", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=_ROOT, env=environment)
+    assert process.stderr is not None
+    reader = None
     try:
-        assert process.stderr is not None
         found = re.search(r"http://\S+", process.stderr.readline())
         assert found is not None
         address = found[0]
         # A pipe that nobody reads fills up, and then the server waits for it.
         lines = [] if log is None else log
-        threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True).start()
+        reader = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
+        reader.start()
         if ready:
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline:
@@ -43,3 +45,6 @@ def server(
     finally:
         process.kill()
         process.wait()
+        if reader is not None:
+            reader.join(20)
+        process.stderr.close()

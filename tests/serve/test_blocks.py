@@ -15,6 +15,7 @@ from adlm.serve.batched_network import BatchedNetwork
 from adlm.serve.batcher import Cancelled
 from adlm.serve.block_pool import BlockPools
 from adlm.serve.engine import Engine
+from adlm.serve.logprobs import Logprobs
 from adlm.text_model import TextModel
 from tests.serve.conftest import HERE, tiny
 
@@ -180,15 +181,13 @@ def test_a_stop_string_ends_a_request_and_its_usage(client, sampler):
     assert "".join(event["choices"][0]["text"] for event in streamed) == text[: text.find(stop)]
 
 
-def test_logprobs_of_drafted_tokens_are_those_of_the_left_to_right_reading(client, models):
-    ask = {"model": "blocks", "prompt": "the cat", "max_tokens": 9, "seed": 2, "sampler": "draft-and-verify"}
-    (choice,) = client.post("/v1/completions", json={**ask, "logprobs": 1}).json()["choices"]
-    model = models["blocks"].in_blocks(1)
-    ids = model.tokenizer.encode("the cat" + choice["text"]).tolist()
-    count = len(choice["logprobs"]["tokens"])
-    written = [model.tokenizer.encode(token, first=False).tolist()[0] for token in choice["logprobs"]["tokens"]]
-    assert ids[-count:] == written  # the text is cut into tokens as it was written
-    row = torch.tensor([[*model.rows.begin, *ids]])
-    logits = model.network.logits(model.network.features(row).final)[0].log_softmax(-1)
-    expected = logits.gather(-1, row[0][:, None])[-count:, 0].tolist()
-    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-3)
+def test_logprobs_of_drafted_tokens_are_those_of_the_left_to_right_reading(models):
+    model, told = models["blocks"], Logprobs(1)
+    row = model.prompt_row("the cat", max_new_tokens=9)
+    canvas = model.rows.canvas([(row, 0), (row, 1)])
+    tokens = model.fill(canvas, sampler=model.sampler("draft-and-verify"), seed=2, on_draw=told).tokens
+    network = model.in_blocks(1).network
+    with torch.no_grad():
+        laws = network.logits(network.features(tokens).final).log_softmax(-1)
+    expected = laws.gather(-1, tokens[..., None])[..., 0]
+    torch.testing.assert_close(told.drawn[canvas.open], expected[canvas.open], atol=1e-3, rtol=0)

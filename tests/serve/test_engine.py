@@ -335,3 +335,21 @@ def test_logits_are_computed_for_several_requests_at_once(models, monkeypatch):
     engine.close()
     assert sum(calls) == 48
     assert len(calls) < 24
+
+
+def test_an_engine_gives_memory_back_now_and_then_and_when_it_is_idle(engine, monkeypatch):
+    released: list[float] = []
+    monkeypatch.setattr("adlm.serve.engine.release_freed_memory", lambda: released.append(1))
+    monkeypatch.setattr("adlm.serve.engine._IDLE", 100.0)
+    monkeypatch.setattr("adlm.serve.engine._BUSY", 1000.0)
+
+    def after(seconds: float) -> int:
+        """How often one request gives memory back, so long after the last time."""
+        engine._released, before = time.monotonic() - seconds, len(released)
+        engine.submit("adlm", [lambda model, _: None])[0].future.result(10)
+        deadline = time.monotonic() + (10 if seconds else 0.1)
+        while len(released) == before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return len(released) - before
+
+    assert [after(0), after(200), after(2000)] == [0, 1, 1]

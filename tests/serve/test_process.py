@@ -39,8 +39,10 @@ def test_the_openai_client_completes_streams_and_reads_errors(address, folder):
         expected = load(folder).generate("the cat", n=2, seed=7, max_new_tokens=12, steps=8)
         assert ["the cat" + choice.text for choice in whole.choices] == expected
         assert whole.choices[0].logprobs.tokens
-        pieces = list(client.completions.create(**ask, stream=True, extra_body={"steps": 8}))
+        pieces = list(client.completions.create(**ask, stream=True, logprobs=2, extra_body={"steps": 8}))
         assert "the cat" + "".join(piece.choices[0].text for piece in pieces) == expected[0]
+        told = [piece.choices[0].logprobs for piece in pieces if piece.choices[0].logprobs]
+        assert [token for each in told for token in each.tokens] == whole.choices[0].logprobs.tokens
         assert pieces[-1].choices[0].finish_reason in ("stop", "length")
         middle = client.completions.create(model="tiny", prompt="the cat", suffix=" the log.", seed=1, max_tokens=4)
         assert middle.choices[0].text
@@ -48,6 +50,17 @@ def test_the_openai_client_completes_streams_and_reads_errors(address, folder):
             client.completions.create(**ask, best_of=4)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="gpt-4", prompt="a")
+
+
+def test_the_openai_client_chats(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        ask = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}], "max_tokens": 8, "seed": 7}
+        chat = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
+        assert chat.choices[0].message.role == "assistant"
+        assert len(chat.choices[0].logprobs.content) == chat.usage.completion_tokens
+        pieces = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+        assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == chat.choices[0].message.content
+        assert pieces[-1].usage == chat.usage
 
 
 def test_work_stops_when_a_stream_is_left(address):
