@@ -18,8 +18,7 @@ from adlm.randomness import Noise
 from adlm.samplers.constraints import Choice
 from adlm.samplers.hole_lengths import context_nats
 from adlm.samplers.holes import Template
-from adlm.serve.constraint_requests import Option
-from adlm.serve.requests import Name, Seed, StrictModel, Text
+from adlm.serve.requests import Name, Option, Seed, StrictModel, Text
 from adlm.text_model import TextModel
 
 Integer = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]

@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from adlm.samplers.constraints import Choice, Digits, Pattern, Wording
 
 Text = Annotated[str, Field(max_length=100_000)]
 Name = Annotated[str, Field(max_length=200)]
@@ -11,6 +13,7 @@ Typed = Annotated[str, Field(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Option = Annotated[str, Field(min_length=1, max_length=500)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
@@ -45,11 +48,43 @@ class Sampling(StrictModel):
     steps: Count | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
+    block_size: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        None, description="tokens per block, written from left to right; 1 is token by token, 0 the whole row at once"
+    )
 
     @property
     def options(self) -> dict[str, Any]:
         """As `TextModel.sampler` takes them."""
-        return {"steps": self.steps, "temperature": self.temperature, "top_p": self.top_p}
+        return {name: getattr(self, name) for name in ("steps", "temperature", "top_p", "block_size")}
+
+
+class HoleConstraint(StrictModel):
+    """What may stand in a hole: exactly one of these fields."""
+
+    choice: Annotated[list[Option], Field(min_length=1, max_length=1000)] | None = None
+    digits: bool | None = None
+    pattern: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
+        None, description="a regular expression without look-around and back-references"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> "HoleConstraint":
+        if sum((self.choice is not None, bool(self.digits), self.pattern is not None)) != 1:
+            raise ValueError("give exactly one of choice, digits and pattern")
+        return self
+
+    @property
+    def wording(self) -> Wording:
+        """As `TextModel.infill` takes it."""
+        if self.choice is not None:
+            return Choice(tuple(self.choice))
+        return Digits() if self.pattern is None else Pattern(self.pattern)
+
+
+Constraints = Annotated[
+    list[HoleConstraint | None] | None,
+    Field(max_length=1000, description="one per hole of the text, null if anything may stand there"),
+]
 
 
 class GenerateRequest(Sampling):
@@ -64,6 +99,7 @@ class GenerateRequest(Sampling):
             description="ids of tokens or texts that stay, null where something is to be written, instead of a text",
         )
     )
+    constraints: Constraints = None
     max_tokens: Count | None = None
     seed: Seed = 0
     predictions: Annotated[int, Field(ge=0, le=1000)] = Field(

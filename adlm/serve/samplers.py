@@ -1,11 +1,32 @@
-"""The samplers of a served model, with a sentence and the bounds of each control, for clients that show a choice."""
+"""What a served model can do, and its samplers, with a sentence and the bounds of each control."""
 
 from typing import Any
 
+from adlm.samplers.blocks import Blocks
 from adlm.samplers.named import named_samplers
 from adlm.samplers.sampler import Sampler
 from adlm.serve.limits import ServerLimits
+from adlm.serve.responses import ModelEntry
 from adlm.text_model import TextModel
+
+
+def model_entry(name: str, model: TextModel, created: int) -> ModelEntry:
+    """A model as `/v1/models` lists it."""
+    network = model.network
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "adlm",
+        "sampling": model.config.sampling,
+        "parameters": sum(weight.numel() for weight in network.parameters()),
+        "length": model.config.packing.length,
+        "stages": network.stages,
+        "attention": network.attention,
+        "block_sizes": list(dict.fromkeys(model.block_sizes)),
+        "fills_holes": not model.both_sides.rows.one_way,
+        "knows_all_words": model.tokenizer.knows_all_words,
+    }
 
 
 def samplers_of(model: TextModel, limits: ServerLimits) -> list[dict[str, Any]]:
@@ -21,12 +42,15 @@ def samplers_of(model: TextModel, limits: ServerLimits) -> list[dict[str, Any]]:
         if "steps" in sampler.options:
             steps = min(steps_of(sampler.make()) or 64, limits.steps)
             options["steps"] = {"default": steps, "least": 1, "most": limits.steps}
+        if "block_size" in sampler.options:
+            options["block_size"] = {"least": 0}
         found.append({"name": name, "about": sampler.summary, "options": options, "aliases": list(sampler.aliases)})
     return found
 
 
 def steps_of(sampler: Sampler) -> int:
     """The steps of a sampler; 0 if it does not know them beforehand."""
+    sampler = sampler.inner if isinstance(sampler, Blocks) else sampler
     pace = getattr(sampler, "pace", None)
     steps = getattr(sampler, "steps", None) or getattr(pace, "steps", None)
     return steps if isinstance(steps, int) else 0

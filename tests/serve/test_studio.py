@@ -38,7 +38,7 @@ def shown(page, player):
 
 
 def test_two_samplers_are_compared_and_the_saved_page_shows_what_they_wrote(page, context_with, tmp_path):
-    page.locator("#compare").check()
+    page.locator("#compare").select_option("two")
     for lane in range(2):
         page.locator("[name=sampler]").nth(lane).select_option(("confidence", "ancestral")[lane])
         page.locator("[name=steps]").nth(lane).fill("4")
