@@ -26,7 +26,14 @@ SAMPLERS = [
     },
     {"name": "first-hitting", "about": "One token at a time, at the exact times of the process.", "options": {}},
 ]
-KNOWN = {"parameters": 2_600_000, "length": 64, "stages": 2, "attention": "full", "block_sizes": [], "fills_holes": True}
+KNOWN = {
+    "parameters": 2_600_000,
+    "length": 64,
+    "stages": 2,
+    "attention": "full",
+    "block_sizes": [],
+    "fills_holes": True,
+}
 SAMPLING = {"sampler": "ancestral", "steps": 32, "top_p": 0.8}
 WORDS = (" fox", " owl", " sings", " softly", " to", " the", " moon", ".")
 FILLING = 9999
