@@ -19,17 +19,19 @@ from adlm.samplers.sampler import Sampler
 from adlm.scoring import Score
 from adlm.serve.batcher import Ticket
 from adlm.serve.completions import Completion, answer, piece, usage
-from adlm.serve.constraint_requests import InfillRequest, check_holes, wordings
+from adlm.serve.constraint_requests import check_holes, wordings
 from adlm.serve.decisions import DecideRequest, decide
 from adlm.serve.engine import Engine, Job
 from adlm.serve.generation import GenerationJob
 from adlm.serve.guard import CLIENT, Guard
 from adlm.serve.limits import RequestRefused, check_given
 from adlm.serve.metrics import Metrics
+from adlm.serve.model_entries import model_entry
 from adlm.serve.requests import (
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
+    InfillRequest,
     Name,
     Sampling,
     ScoreRequest,
@@ -48,7 +50,7 @@ from adlm.serve.responses import (
     ScoreResponse,
     Tokenized,
 )
-from adlm.serve.samplers import model_entry, samplers_of, steps_of
+from adlm.serve.samplers import samplers_of, steps_of
 from adlm.serve.static_files import Page, pages
 from adlm.serve.streaming import Events, Stream, begun, line, refusal, results
 from adlm.serve.validation import explained

@@ -55,6 +55,8 @@ class Completion:
         check_given(model, self.limits, self.prompt, suffix)
         if suffix:
             model, self.sampler = model.read_for_holes(self.sampler)
+        else:
+            model = model.read_by(self.sampler)
         self.model = model
         limit = ask.max_tokens or most_tokens(model, self.limits, self.prompt, suffix)
         row = model.prompt_row(self.prompt, suffix=suffix, max_new_tokens=limit, sampler=self.sampler)

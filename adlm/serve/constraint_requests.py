@@ -1,22 +1,11 @@
-"""Requests to fill holes under constraints, and what is checked before."""
+"""Constraints on holes, as the samplers take them, within the limits of a server."""
 
 from collections.abc import Sequence
-
-from pydantic import Field
 
 from adlm.samplers.constraints import Wording
 from adlm.samplers.holes import read_holes
 from adlm.serve.limits import RequestRefused, ServerLimits
-from adlm.serve.requests import Constraints, Count, HoleConstraint, Sampling, Seed, Text
-
-
-class InfillRequest(Sampling):
-    """A text with holes to be filled."""
-
-    text: Text = Field(description="with holes: [MASK], [MASK:4] or [MASK:2-6]")
-    n: Count = 1
-    constraints: Constraints = None
-    seed: Seed = 0
+from adlm.serve.requests import HoleConstraint
 
 
 def wordings(

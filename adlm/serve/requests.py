@@ -12,8 +12,8 @@ Name = Annotated[str, Field(max_length=200)]
 Typed = Annotated[str, Field(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Option = Annotated[str, Field(min_length=1, max_length=500)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
@@ -40,24 +40,6 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Sampling(StrictModel):
-    """How texts are written; what is left out is as the model has it."""
-
-    model: Name | None = None
-    sampler: Name | None = Field(None, description="by its name in /v1/samplers")
-    steps: Count | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    block_size: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
-        None, description="tokens per block, written from left to right; 1 is token by token, 0 the whole row at once"
-    )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As `TextModel.sampler` takes them."""
-        return {name: getattr(self, name) for name in ("steps", "temperature", "top_p", "block_size")}
-
-
 class HoleConstraint(StrictModel):
     """What may stand in a hole: exactly one of these fields."""
 
@@ -81,10 +63,22 @@ class HoleConstraint(StrictModel):
         return Digits() if self.pattern is None else Pattern(self.pattern)
 
 
-Constraints = Annotated[
-    list[HoleConstraint | None] | None,
-    Field(max_length=1000, description="one per hole of the text, null if anything may stand there"),
-]
+class Sampling(StrictModel):
+    """How texts are written; what is left out is as the model has it."""
+
+    model: Name | None = None
+    sampler: Name | None = Field(None, description="by its name in /v1/samplers")
+    steps: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    block_size: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        None, description="tokens per block, written from left to right; 1 is token by token, 0 the whole row at once"
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As `TextModel.sampler` takes them."""
+        return {name: getattr(self, name) for name in ("steps", "temperature", "top_p", "block_size")}
 
 
 class GenerateRequest(Sampling):
@@ -99,7 +93,9 @@ class GenerateRequest(Sampling):
             description="ids of tokens or texts that stay, null where something is to be written, instead of a text",
         )
     )
-    constraints: Constraints = None
+    constraints: Annotated[list[HoleConstraint | None], Field(max_length=1000)] | None = Field(
+        None, description="one per hole, null if anything may stand there"
+    )
     max_tokens: Count | None = None
     seed: Seed = 0
     predictions: Annotated[int, Field(ge=0, le=1000)] = Field(
@@ -107,6 +103,17 @@ class GenerateRequest(Sampling):
         validation_alias=AliasChoices("predictions", "guesses"),
         description="likeliest tokens shown for each blank; `guesses` is its old name",
     )
+
+
+class InfillRequest(Sampling):
+    """A text with holes to be filled."""
+
+    text: Text = Field(description="with holes: [MASK], [MASK:4] or [MASK:2-6]")
+    n: Count = 1
+    constraints: Annotated[list[HoleConstraint | None], Field(max_length=1000)] | None = Field(
+        None, description="one per hole, null if anything may stand there"
+    )
+    seed: Seed = 0
 
 
 class ScoreRequest(StrictModel):

@@ -12,7 +12,7 @@ pytest.importorskip("httpx", reason="httpx is not installed")
 from fastapi.testclient import TestClient
 
 from adlm.data.packing import Padded, Wrapped
-from adlm.data.tokenizer import train_bpe
+from adlm.data.tokenizer import Tokenizer, train_bpe
 from adlm.models.hand_over import Hidden
 from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
@@ -28,9 +28,9 @@ TEXTS = ["the cat sat on the mat. the dog sat on the log. a bird saw the cat and
 HERE = "http://127.0.0.1"
 
 
-def tiny(kind: str = "adlm", *, length: int = 32) -> TextModel:
+def tiny(kind: str = "adlm", *, length: int = 32, tokenizer: Tokenizer | None = None) -> TextModel:
     """A model of width 32 with random weights: adlm, mdlm, padded, ar, blocks or anchored-blocks."""
-    tokenizer = train_bpe(TEXTS, 300)
+    tokenizer = tokenizer or train_bpe(TEXTS, 300)
     attention: Attention = "causal" if kind == "ar" else "block" if kind.endswith("blocks") else "full"
     stack = StackConfig(width=32, heads=2, layers=1, attention=attention)
     networks = {
