@@ -1,4 +1,4 @@
-"""Tiny fresh models, and a server in this process."""
+"""Tiny fresh models, a server in this process, and the studio in a browser."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +23,7 @@ from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
 from adlm.serve.limits import ServerLimits
 from adlm.text_model import TextModel
+from tests.serve.fake import Fake, serve
 
 TEXTS = ["the cat sat on the mat. the dog sat on the log. a bird saw the cat and the dog, and flew away."] * 4
 HERE = "http://127.0.0.1"
@@ -75,3 +76,42 @@ def client(models: dict[str, TextModel]) -> Iterator[TestClient]:
     limits = ServerLimits(running=8, waiting=8, tokens=64, steps=64, n=4, body=1 << 14, seconds=20, predictions=5)
     with TestClient(make_app(Engine(models, limits)), base_url=HERE) as client:
         yield client
+
+
+@pytest.fixture
+def opened(context_with):
+    """Opens the studio; at the end, nothing was asked of anyone but the server and nothing in the page complained."""
+    servers, pages, wrong = [], [], []
+
+    def watch(page, url):
+        page.on("request", lambda r: r.url.startswith((url, "blob:")) or wrong.append(f"request: {r.url}"))
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("console", lambda said: "status of" in said.text or wrong.append(f"console: {said.text}"))
+
+    def opens(fake=None, *, width=1000, height=800, **options):
+        fake = fake or Fake()
+        servers.append(serve(fake))
+        page = context_with(**{"reduced_motion": "reduce", **options}).new_page()
+        pages.append(page)
+        page.set_viewport_size({"width": width, "height": height})
+        page.set_default_timeout(10_000)
+        watch(page, fake.url)
+        page.goto(fake.url)
+        page.locator(".lane").wait_for()
+        return page, fake
+
+    def aside(file):
+        page = context_with(reduced_motion="reduce", offline=True).new_page()
+        pages.append(page)
+        watch(page, file.as_uri())
+        page.goto(file.as_uri())
+        return page
+
+    opens.aside = aside
+    yield opens
+    for page in pages:
+        page.close()
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    assert not wrong

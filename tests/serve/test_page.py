@@ -2,74 +2,10 @@
 
 import pytest
 
-from tests.serve.fake import FILLING, WORDS, Fake, serve
+from tests.serve.fake import FILLING, WORDS, Fake
+from tests.serve.studio_page import HOLES, choose, done, go_on, run, text_of
 
-HOLES = "A [MASK:4] in the wood."
 HOSTILE = ("</script><img src=x onerror=\"document.title='run'\">", " <b>x</b>", " &lt;", " שלום", ' "', " ${1}", " 🦊")
-
-
-@pytest.fixture
-def opened(context_with):
-    """Opens the studio; at the end, nothing was asked of anyone but the server and nothing in the page complained."""
-    servers, pages, wrong = [], [], []
-
-    def watch(page, url):
-        page.on("request", lambda r: r.url.startswith((url, "blob:")) or wrong.append(f"request: {r.url}"))
-        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("console", lambda said: "status of" in said.text or wrong.append(f"console: {said.text}"))
-
-    def opens(fake=None, *, width=1000, height=800, **options):
-        fake = fake or Fake()
-        servers.append(serve(fake))
-        page = context_with(**{"reduced_motion": "reduce", **options}).new_page()
-        pages.append(page)
-        page.set_viewport_size({"width": width, "height": height})
-        page.set_default_timeout(10_000)
-        watch(page, fake.url)
-        page.goto(fake.url)
-        page.locator(".lane").wait_for()
-        return page, fake
-
-    def aside(file):
-        page = context_with(reduced_motion="reduce", offline=True).new_page()
-        pages.append(page)
-        watch(page, file.as_uri())
-        page.goto(file.as_uri())
-        return page
-
-    opens.aside = aside
-    yield opens
-    for page in pages:
-        page.close()
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-    assert not wrong
-
-
-def run(page, text=HOLES):
-    page.locator("#prompt").fill(text)
-    page.locator("#run").click()
-    done(page)
-
-
-def done(page, lane=0):
-    page.locator(".status").nth(lane).filter(has_text="Done").wait_for()
-
-
-def text_of(page, lane=0):
-    return page.locator(".lane").nth(lane).locator(".token:not(.masked) .shown").all_text_contents()
-
-
-def choose(page, position, item):
-    page.locator(f'.token[data-place="{position}"]').click()
-    page.locator(".menu").get_by_role("button", name=item, exact=True).click()
-
-
-def go_on(page, button=".go-on"):
-    page.locator(".status").evaluate("element => { element.textContent = '' }")
-    page.locator(button).click()
-    done(page)
 
 
 def test_a_prompt_is_continued_with_what_was_set(opened):
