@@ -1,5 +1,6 @@
 """Tiny fresh models, a server in this process, and the studio in a browser."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tests.serve.fake import Fake, serve
 
 TEXTS = ["the cat sat on the mat. the dog sat on the log. a bird saw the cat and the dog, and flew away."] * 4
 HERE = "http://127.0.0.1"
+SIZES = (1, 4, 0)
 
 
 def tiny(kind: str = "adlm", *, length: int = 32, tokenizer: Tokenizer | None = None) -> TextModel:
@@ -48,6 +50,13 @@ def tiny(kind: str = "adlm", *, length: int = 32, tokenizer: Tokenizer | None = 
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.25)
     return TextModel(built, config, tokenizer)
+
+
+def several_readings(kind: str = "blocks") -> TextModel:
+    """A tiny model that was trained (or so it says) to be read from left to right, in blocks and whole."""
+    model = tiny(kind)
+    run = {"objective": {"corruption": {"sizes": list(SIZES)}}}
+    return TextModel(model.network, dataclasses.replace(model.config, run=run), model.tokenizer)
 
 
 @pytest.fixture(scope="session")

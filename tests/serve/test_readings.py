@@ -1,6 +1,5 @@
 """What the studio needs of the API: what a model can do, one model read in several ways, probabilities, constraints."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -11,16 +10,7 @@ from adlm.data.tokenizer import train_words
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
 from adlm.text_model import TextModel
-from tests.serve.conftest import HERE, TEXTS, tiny
-
-SIZES = (1, 4, 0)
-
-
-def several_readings(kind: str = "blocks") -> TextModel:
-    """A tiny model that was trained (or so it says) to be read from left to right, in blocks and whole."""
-    model = tiny(kind)
-    run = {"objective": {"corruption": {"sizes": list(SIZES)}}}
-    return TextModel(model.network, dataclasses.replace(model.config, run=run), model.tokenizer)
+from tests.serve.conftest import HERE, SIZES, TEXTS, several_readings, tiny
 
 
 @pytest.fixture(scope="module")
