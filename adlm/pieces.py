@@ -1,4 +1,10 @@
-"""Tokens as they are shown to people, in a terminal and on a page, and which of them are anchors."""
+"""Tokens as they are shown to people, in a terminal and on a page, and which of them are anchors.
+
+A token that is only a part of a character has its bytes written out, as in `\\xc3`; `joined` puts them together.
+"""
+
+import re
+from collections.abc import Sequence
 
 import torch
 from tokenizers import decoders
@@ -6,10 +12,15 @@ from torch import Tensor
 
 from adlm.anchors import AnchorRule, RareInSequence
 from adlm.config import from_json
+from adlm.data.byte_names import part_of_character
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import AdlmError
 from adlm.models.io import ModelConfig
 from adlm.types import Batch
+
+UNFINISHED = "◌"  # a character of which a part is missing
+_BYTE = r"\\x[89a-f][0-9a-f]"
+_BYTES, _FIRST, _LAST = re.compile(rf"(?:{_BYTE})+"), re.compile(_BYTE), re.compile(rf"{_BYTE}\Z")
 
 
 class Pieces(dict[int, str]):
@@ -24,10 +35,35 @@ class Pieces(dict[int, str]):
 
     def __missing__(self, index: int) -> str:
         text = self.tokenizer.token(index)
+        if "\ufffd" in text:
+            name = self.tokenizer.backend.id_to_token(index) or text
+            text = part_of_character(name).decode("utf-8", "backslashreplace")
         if self.apart:
             text = text[2:] if text.startswith("##") else f" {text}"
         self[index] = harmless(text.replace("\t", " ")).replace("\n", "⏎")
         return self[index]
+
+
+def joined(pieces: Sequence[str | None]) -> list[str | None]:
+    """The pieces of a row as they are shown, None at blanks. Characters of several tokens stand in the first of them,
+    and the others are empty."""
+    shown = list(pieces)
+    i = 0
+    while i < len(shown):
+        piece, last = shown[i] or "", i
+        while (_LAST.search(piece) and last + 1 < len(shown)) and _FIRST.match(shown[last + 1] or ""):
+            last += 1
+            piece += shown[last] or ""
+            shown[last] = ""
+        if shown[i] is not None:
+            shown[i] = _BYTES.sub(_decoded, piece)
+        i = last + 1
+    return shown
+
+
+def _decoded(written: re.Match[str]) -> str:
+    text = bytes.fromhex(written[0].replace("\\x", "")).decode("utf-8", "replace")
+    return harmless(re.sub("\ufffd+", UNFINISHED, text))
 
 
 def harmless(text: str) -> str:

@@ -7,6 +7,7 @@ import tyro
 
 from adlm.cli.sample import Precision, opened, options_of, output, watching
 from adlm.errors import ConfigError
+from adlm.samplers.blocks import block_layout
 from adlm.samplers.constraints import Choice, Digits, Pattern, Wording
 
 
@@ -60,7 +61,9 @@ def command(
     n = given.pop("n", 1)
     wordings = [_wording(each) for each in hole] or None
     writer, chosen = opened(model, sampler, given, device, precision, False, revision)
-    with output(out) as written, watching(writer, live=live) as meter:
+    reader, by = writer.read_for_holes(chosen)
+    layout = block_layout(by, reader.network)
+    with output(out) as written, watching(writer, live=live, layout=layout) as meter:
         filling: dict[str, Any] = {"n": n, "seed": seed, "constraints": wordings, "sampler": chosen, "on_step": meter}
         texts = writer.infill_each(text, **filling) if best_of == 1 else writer.infill(text, best_of=best_of, **filling)
         for i, filled in enumerate(texts):

@@ -20,6 +20,7 @@ from adlm.distributed import device_for
 from adlm.errors import ConfigError
 from adlm.evaluate.texts import read_texts
 from adlm.pieces import harmless
+from adlm.samplers.blocks import BlockLayout, block_layout
 from adlm.samplers.named import canonical
 from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import StepEvent
@@ -88,7 +89,9 @@ def command(
     n, limit = given.pop("n", 1), given.pop("max_new_tokens", None)
     beginnings = [prompt or ""] if prompts is None else read_texts(prompts, field="prompt")
     writer, chosen = opened(model, sampler, given, device, precision, compile, revision)
-    with output(out) as written, watching(writer, live=live, limit=limit) as meter:
+    reader, by = writer.read_for_holes(chosen) if suffix else (writer, chosen)
+    layout = block_layout(by, reader.network)
+    with output(out) as written, watching(writer, live=live, limit=limit, layout=layout) as meter:
         texts = writer.generate_each(
             beginnings,
             suffix=suffix,
@@ -167,9 +170,15 @@ class Meter:
 
 
 @contextmanager
-def watching(model: TextModel, *, live: bool, limit: int | None = None) -> Iterator[Meter]:
+def watching(
+    model: TextModel, *, live: bool, limit: int | None = None, layout: BlockLayout | None = None
+) -> Iterator[Meter]:
     """A meter, with a view of the canvas if asked for and on a terminal."""
-    with LiveView(model, console(), limit=limit) if live and console().is_terminal else nullcontext() as view:
+    with (
+        LiveView(model, console(), limit=limit, layout=layout)
+        if live and console().is_terminal
+        else nullcontext() as view
+    ):
         meter, began = Meter(model.network.causal, view), time.perf_counter()
         yield meter
         meter.seconds = time.perf_counter() - began

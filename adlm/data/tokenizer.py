@@ -111,16 +111,29 @@ class Tokenizer:
     def encode_known(self, text: str, *, first: bool = True) -> NDArray[np.int64]:
         """As `encode`, for text whose every part matters: what the vocabulary has no token for is refused."""
         ids = self.encode(text, first=first)
-        if self._unknown_id is None or not (unknown := np.flatnonzero(ids == self._unknown_id)).size:
+        if not (pieces := self._unknown_parts(text, ids)):
             return ids
-        offsets = self.offsets(text)
-        pieces = list(dict.fromkeys(text[slice(*offsets[i])] for i in unknown.tolist()))
         fix = "write it without extra spaces" if not all(map(str.strip, pieces)) else "use words that the model knows"
         raise ConfigError(
             f"the tokenizer has no token for {', '.join(map(repr, pieces[:8]))}{', ...' * (len(pieces) > 8)}",
             fix=fix,
             subject=pieces[0].strip() or pieces[0],
         )
+
+    def unknown(self, text: str) -> list[str]:
+        """The parts of a text that the vocabulary has no token for."""
+        return self._unknown_parts(text, self.encode(text))
+
+    @property
+    def knows_all_words(self) -> bool:
+        """Whether any text has tokens."""
+        return self._unknown_id is None
+
+    def _unknown_parts(self, text: str, ids: NDArray[np.int64]) -> list[str]:
+        if self._unknown_id is None or not (unknown := np.flatnonzero(ids == self._unknown_id)).size:
+            return []
+        offsets = self.offsets(text)
+        return list(dict.fromkeys(text[slice(*offsets[i])] for i in unknown.tolist()))
 
     @cached_property
     def _unknown_id(self) -> int | None:

@@ -1,6 +1,7 @@
 """From left to right in blocks, each filled by another sampler: block diffusion, and semi-autoregressive writing."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,26 @@ from adlm.samplers.left_to_right import LeftToRight
 from adlm.samplers.network import Network
 from adlm.samplers.sampler import Needs, Sampler, Unmasking
 from adlm.samplers.state import SamplerState
+
+
+class BlockLayout(NamedTuple):
+    """Where the blocks of a row are: `size` tokens each, counted from the row's first position or its first blank."""
+
+    size: int
+    from_start: bool
+
+    def first(self, first_blank: int) -> int:
+        """The position from which blocks are counted."""
+        return 0 if self.from_start else first_blank
+
+
+def block_layout(sampler: Sampler, network: Network) -> BlockLayout | None:
+    """The blocks that a sampler fills one after another with a network; None if it does not write in blocks."""
+    sampler, network = sampler.suited(network)
+    if not isinstance(sampler, Blocks):
+        return None
+    aligned = network.attention == "block"
+    return BlockLayout(network.block_size if aligned else sampler.size, aligned)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adlm.data.byte_names import bytes_of
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError
 from adlm.samplers.filters import Sites
@@ -283,7 +284,7 @@ def token_texts(tokenizer: Tokenizer) -> tuple[TokenTexts, TokenTexts]:
     names = {i: name for name, i in backend.get_vocab(with_added_tokens=True).items() if i not in special}
     if '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"]):
         # Tokens may be parts of characters, which decoding alone would not show.
-        alone = later = {i: _bytes_of(name) for i, name in names.items()}
+        alone = later = {i: bytes_of(name) for i, name in names.items()}
     else:
         ids = sorted(names)
         texts = backend.decode_batch([[i] for i in ids])
@@ -305,17 +306,6 @@ def _token_texts(texts: dict[int, bytes], size: int) -> TokenTexts:
 
 def _whole(text: str) -> bytes:
     return b"" if "\ufffd" in text else text.encode()
-
-
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHER_BYTES = sorted(set(range(256)) - set(_PRINTABLE))
-_BYTE_LETTERS = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHER_BYTES)}
-
-
-def _bytes_of(name: str) -> bytes:
-    """GPT-2 names bytes by letters: printable ones by themselves, others by those from number 256 on."""
-    known = all(letter in _BYTE_LETTERS for letter in name)
-    return bytes(_BYTE_LETTERS[letter] for letter in name) if known else name.encode()
 
 
 @lru_cache(maxsize=16)

@@ -24,6 +24,7 @@ from adlm.serve.generation import GenerationJob
 from adlm.serve.guard import Guard, client_of
 from adlm.serve.limits import RequestRefused, check_given
 from adlm.serve.metrics import Metrics
+from adlm.serve.model_entries import model_entry
 from adlm.serve.requests import (
     DetokenizeRequest,
     GenerateRequest,
@@ -109,8 +110,7 @@ def _add_status(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     created = int(time.time())
 
     def entry(name: str) -> ModelEntry:
-        sampling = engine.models[name].config.sampling
-        return {"id": name, "object": "model", "created": created, "owned_by": "adlm", "sampling": sampling}
+        return model_entry(name, engine.models[name], created)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
@@ -156,6 +156,8 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         }
         if ask.max_tokens is not None and (ways["canvas"] or ways["text"]):
             raise RequestRefused(400, "max_tokens is for a prompt; here the blanks say it", param="max_tokens")
+        if ask.constraints is not None and not ways["text"]:
+            raise RequestRefused(400, "constraints are for the holes of a text", param="constraints")
         if ask.text is not None and "[MASK" in ask.text:
             checked(check_holes, ask.text, limits)
         if sum(ways.values()) > 1:
@@ -187,7 +189,8 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
         """The token ids of a text, without begin and end tokens."""
         tokenizer = engine.models[engine.named(ask.model)].tokenizer
         ids = tokenizer.encode(ask.text).tolist()
-        return {"tokens": ids, "pieces": [tokenizer.token(i) for i in ids], "count": len(ids)}
+        pieces, unknown = [tokenizer.token(i) for i in ids], tokenizer.unknown(ask.text)
+        return {"tokens": ids, "pieces": pieces, "count": len(ids), "unknown": unknown}
 
     @app.post("/detokenize")
     async def detokenize(ask: DetokenizeRequest) -> Detokenized:

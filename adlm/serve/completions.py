@@ -61,6 +61,8 @@ class Completion:
     def __call__(self, model: TextModel, ticket: Ticket) -> list[CompletedText]:
         if self.ask.suffix:
             model, self.sampler = model.read_for_holes(self.sampler)
+        else:
+            model = model.read_by(self.sampler)
         self.model, self._ends = model, {model.tokenizer.roles.eos_id}
         row, stop = self._row()
         self.given = list(row.before)

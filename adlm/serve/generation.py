@@ -9,11 +9,15 @@ from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
 from adlm.pieces import Pieces, anchor_rule, anchors_by
+from adlm.samplers.blocks import block_layout
 from adlm.samplers.canvas import Canvas
+from adlm.samplers.filters import Sites
+from adlm.samplers.patterns import pattern_time
 from adlm.samplers.recording import BlankPredictions, RecordingNetwork
 from adlm.samplers.sampler import Sampler
-from adlm.samplers.state import StepEvent
+from adlm.samplers.state import Prediction, StepEvent
 from adlm.serve.batcher import Ticket
+from adlm.serve.constraint_requests import wordings
 from adlm.serve.limits import ServerLimits, check_given, most_tokens
 from adlm.serve.requests import GenerateRequest
 from adlm.text_model import TextModel
@@ -32,26 +36,42 @@ class GenerationJob:
         self.ask, self.sampler, self.limits, self.tell = ask, sampler, limits, tell
 
     def __call__(self, model: TextModel, ticket: Ticket) -> None:
-        ask, began = self.ask, time.perf_counter()
-        self.model, self.mask_id = model, model.tokenizer.mask_id
+        ask, self.began = self.ask, time.perf_counter()
+        self.model, sampler = self._reading(model)
+        model, self.mask_id = self.model, model.tokenizer.mask_id
         self.pieces, self.rule = Pieces(model.tokenizer), anchor_rule(model.config)
         roles = model.tokenizer.roles
         self.special = frozenset({roles.eos_id, roles.bos_id, roles.pad_id})
         self.typed: list[int] = []  # how many tokens each text in a canvas has
+        self.drawn: dict[int, tuple[int, float]] = {}  # by position: the token drawn last, and its probability
         self.predictions = _Predictions(ask.predictions, self.text) if ask.predictions else None
         check_given(model, self.limits, ask.prompt, ask.suffix, ask.text or "")
         row = self._row()
         canvas = model.rows.canvas([(row, 0)])
-        self._begin(canvas)
+        self._begin(canvas, sampler)
         network = None
         if self.predictions is not None:
             network = RecordingNetwork(model.network, canvas, self.predictions.hear)
         sample = model.fill(
-            canvas, sampler=self.sampler, seed=ask.seed, network=network, on_step=self._step, stop=roles.eos_id
-        )
+            canvas, sampler=sampler, seed=ask.seed, network=network, on_step=self._step, on_draw=self._draw,
+            stop=roles.eos_id,
+        )  # fmt: skip
         text = model.rows.text(row, sample.tokens[0].tolist())
-        seconds, length = round(time.perf_counter() - began, 3), self._length_in_the_end()
-        self.tell({"type": "done", "text": text, "seconds": seconds, "calls": ticket.calls, "length": length})
+        length, open_ = self._length_in_the_end(), canvas.open[0].tolist()
+        written = sum(open_[i] and self.before[i] != self.mask_id for i in range(length))
+        done = {"text": text, "seconds": self._seconds(), "calls": ticket.calls, "tokens": written, "length": length}
+        self.tell({"type": "done", **done})
+
+    def _reading(self, model: TextModel) -> tuple[TextModel, Sampler]:
+        """The model as the sampler reads it; where something stands behind a blank, as it fills holes."""
+        given = self.ask.canvas or ()
+        blank = given.index(None) if None in given else len(given)
+        if self.ask.text is not None or any(place is not None for place in given[blank:]):
+            return model.read_for_holes(self.sampler)
+        return model.read_by(self.sampler), self.sampler
+
+    def _seconds(self) -> float:
+        return round(time.perf_counter() - self.began, 3)
 
     def _row(self) -> TextRow:
         """The row to fill: of a canvas, a text with holes, or a prompt."""
@@ -59,7 +79,8 @@ class GenerationJob:
         if ask.canvas is not None:
             return model.rows.resuming(self._ids_of(ask.canvas))
         if ask.text is not None:
-            return model.infill_row(ask.text, seed=ask.seed)
+            with pattern_time(self.limits.pattern_seconds):
+                return model.infill_row(ask.text, seed=ask.seed, constraints=wordings(ask.constraints, self.limits))
         limit = ask.max_tokens or most_tokens(model, self.limits, ask.prompt, ask.suffix)
         return model.prompt_row(ask.prompt, suffix=ask.suffix, max_new_tokens=limit, sampler=self.sampler)
 
@@ -99,7 +120,7 @@ class GenerationJob:
             raise OutOfRange("canvas", len(row), f"at most {most} tokens")
         return row
 
-    def _begin(self, canvas: Canvas) -> None:
+    def _begin(self, canvas: Canvas, sampler: Sampler) -> None:
         row, open_ = canvas.tokens[0].tolist(), canvas.open[0].tolist()
         # Behind the last position that is given or to be written, nothing will happen.
         self.length = max((i + 1 for i, t in enumerate(row) if open_[i] or t != self.mask_id), default=0)
@@ -110,7 +131,10 @@ class GenerationJob:
             for i, t in enumerate(row[: self.length])
         ]
         steps, anchored = getattr(self.sampler, "steps", None), self.model.network.stages > 1
-        begun = {"type": "canvas", "tokens": tokens, "steps": steps, "anchored": anchored}
+        layout = block_layout(sampler, self.model.network)
+        first = open_.index(True) if True in open_ else 0
+        blocks = None if layout is None else {"size": layout.size, "first": layout.first(first)}
+        begun = {"type": "canvas", "tokens": tokens, "steps": steps, "anchored": anchored, "blocks": blocks}
         self.tell({**begun, "typed": self.typed} if self.typed else begun)
 
     def _step(self, event: StepEvent) -> None:
@@ -123,15 +147,23 @@ class GenerationJob:
         predictions = [] if self.predictions is None else self.predictions.since()
         self.before = now
         if changes or predictions:
-            told = {"type": "step", "step": event.step, "changes": changes, "predictions": predictions}
-            self.tell({**told, "anchors": self._anchors(now)})
+            told = {"type": "step", "step": event.step, "seconds": self._seconds(), "changes": changes}
+            drawn = ((i, *self.drawn.get(i, (None, 0.0))) for i, _, _ in changes)
+            sure = [[i, round(p, 4)] for i, token, p in drawn if token == now[i]]
+            self.tell({**told, "probabilities": sure, "predictions": predictions, "anchors": self._anchors(now)})
+
+    def _draw(self, sites: Sites, prediction: Prediction) -> None:
+        found = zip(sites.position.tolist(), prediction.drawn.tolist(), prediction.own_confidence.tolist(), strict=True)
+        self.drawn.update({position: (token, p) for position, token, p in found})
 
     def _anchors(self, row: Sequence[int]) -> list[int]:
-        """By the model's rule; of a model with an anchor stage, those that it foresaw. In a short row that rule has
-        nearly every token."""
+        """Of a model with an anchor stage: by its rule, those that it foresaw. In a short row that rule has nearly
+        every token."""
+        if self.model.network.stages < 2:
+            return []
         valid = torch.tensor([[token != self.mask_id and token not in self.special for token in row]])
         found: list[int] = anchors_by(self.rule, torch.tensor([row]), valid)[0, : self.length].nonzero()[:, 0].tolist()
-        if self.predictions is None or self.model.network.stages < 2:
+        if self.predictions is None:
             return found
         return [i for i in found if self.predictions.foreseen(i) == self.text(row[i])]
 

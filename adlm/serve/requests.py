@@ -74,11 +74,14 @@ class Sampling(StrictModel):
     steps: Count | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
+    block_size: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        None, description="tokens per block, written from left to right; 1 is token by token, 0 the whole row at once"
+    )
 
     @property
     def options(self) -> dict[str, Any]:
         """As `TextModel.sampler` takes them."""
-        return {"steps": self.steps, "temperature": self.temperature, "top_p": self.top_p}
+        return {name: getattr(self, name) for name in ("steps", "temperature", "top_p", "block_size")}
 
 
 class GenerateRequest(Sampling):
@@ -92,6 +95,9 @@ class GenerateRequest(Sampling):
             None,
             description="ids of tokens or texts that stay, null where something is to be written, instead of a text",
         )
+    )
+    constraints: Annotated[list[HoleConstraint | None], Field(max_length=1000)] | None = Field(
+        None, description="one per hole, null if anything may stand there"
     )
     max_tokens: Count | None = None
     seed: Seed = 0

@@ -42,6 +42,13 @@ class ModelEntry(TypedDict):
     created: int
     owned_by: str
     sampling: dict[str, Any]
+    parameters: int
+    length: int
+    stages: int
+    attention: str
+    block_sizes: list[int]
+    fills_holes: bool
+    knows_all_words: bool
 
 
 class ModelList(TypedDict):
@@ -75,6 +82,7 @@ class Tokenized(TypedDict):
     tokens: list[int]
     pieces: list[str]
     count: int
+    unknown: list[str]
 
 
 class Detokenized(TypedDict):

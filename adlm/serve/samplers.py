@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from adlm.samplers.blocks import Blocks
 from adlm.samplers.named import named_samplers
 from adlm.samplers.sampler import Sampler
 from adlm.serve.engine import Engine
@@ -24,12 +25,15 @@ def samplers_of(model: TextModel, limits: ServerLimits) -> list[dict[str, Any]]:
         if "steps" in sampler.options:
             steps = min(steps_of(sampler.make()) or 64, limits.steps)
             options["steps"] = {"default": steps, "least": 1, "most": limits.steps}
+        if "block_size" in sampler.options:
+            options["block_size"] = {"least": 0}
         found.append({"name": name, "about": sampler.summary, "options": options, "aliases": list(sampler.aliases)})
     return found
 
 
 def steps_of(sampler: Sampler) -> int:
     """The steps of a sampler; 0 if it does not know them beforehand."""
+    sampler = sampler.inner if isinstance(sampler, Blocks) else sampler
     pace = getattr(sampler, "pace", None)
     steps = getattr(sampler, "steps", None) or getattr(pace, "steps", None)
     return steps if isinstance(steps, int) else 0

@@ -19,7 +19,7 @@ from adlm_studies.report.markup import data_block, inline, paragraphs, slug
 from adlm_studies.report.sections import Chart, Code, Player, ReportPage, ReportTable, Section, Texts
 from adlm_studies.report.tables import table
 
-_STYLES, _SCRIPTS = ("style.css", "chart.css", "player.css"), ("player.js", "page.js")
+_STYLES, _SCRIPTS = ("style.css", "chart.css", "player.css"), ("canvas.js", "player.js", "page.js")
 
 
 def write_report(report: ReportPage, path: Path) -> None:

@@ -21,8 +21,10 @@ from adlm.models.io import ModelConfig
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
+from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import Anelbo
 from adlm.pieces import anchor_rule, harmless
+from adlm.samplers.blocks import BlockLayout, block_layout
 from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 
@@ -30,9 +32,10 @@ WORDS = train_words(["the cat sat on the mat.\n\x1b[31m 猫 犬 the dog sat on t
 BYTES = train_bpe(["the cat sat. 猫犬"] * 3, 280)
 
 
-def built(tokenizer=WORDS, *, causal=False, run=None) -> TextModel:
+def built(tokenizer=WORDS, *, causal=False, stages=1, run=None) -> TextModel:
     torch.manual_seed(0)
-    network = OneStageConfig(StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full"))
+    stack = StackConfig(width=16, heads=2, layers=1, attention="causal" if causal else "full")
+    network = OneStageConfig(stack) if stages == 1 else TwoStageConfig(stack, 1)
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id)
     model = network.build(vocabulary).eval()
     torch.nn.init.normal_(model.head.weight)
@@ -72,7 +75,7 @@ def unhurried(monkeypatch):
 
 
 def test_blanks_fresh_anchors_given_and_taken_back_look_different(monkeypatch):
-    view = LiveView(built(), terminal(), limit=None)
+    view = LiveView(built(stages=2), terminal(), limit=None)
     mask = WORDS.mask_id
     monkeypatch.setattr(view, "rule", ContentWords.from_types(torch.arange(WORDS.vocab_size) == ids(" sat")[0]))
     view(view_of([[*ids("the cat"), mask, mask, mask, *ids(" the")]], fresh=[(0, 5)]))
@@ -84,6 +87,44 @@ def test_blanks_fresh_anchors_given_and_taken_back_look_different(monkeypatch):
     assert "step 2/10" in plain
     assert "75% revealed" in plain
     assert all(word in plain for word in ("tokens/s", "blank", "fresh", "anchor", "taken back"))
+
+
+def test_anchors_are_marked_only_for_models_with_an_anchor_stage():
+    view, row = LiveView(built(), terminal()), [ids("the cat sat on the mat.")]
+    view(view_of([[WORDS.mask_id] * len(row[0])]))
+    shown = drawn(view, view_of(row), color_system="standard")
+    assert "anchor" not in shown
+    assert "\x1b[1;36m" not in shown
+
+
+def test_the_block_being_written_and_finished_blocks_are_marked():
+    mask = WORDS.mask_id
+    view = LiveView(built(), terminal(100), layout=BlockLayout(2, from_start=True))
+    view(view_of([[*ids("the"), *[mask] * 6]]))
+    step = view_of([[*ids("the cat sat"), mask, mask, mask, mask]], step=1)
+    shown = drawn(view, step, color_system="standard")
+    assert "block 2 of 4" in shown
+    assert re.search(r"the cat\x1b\[32m│\x1b\[0m \x1b\[4msat\x1b\[0m\x1b\[33m ░░░\x1b\[0m\x1b\[2m ░░░", shown)
+    last = drawn(view, view_of([ids("the cat sat on the mat.")], step=6), color_system=None)
+    assert "the cat│ sat on│ the mat│." in last
+    assert "block 4 of 4" in last
+
+
+def test_blocks_of_a_model_that_sees_whole_rows_are_counted_from_the_first_blank():
+    model, mask = built(), WORDS.mask_id
+    layout = block_layout(model.sampler("ancestral", block_size=2), model.network)
+    assert layout == BlockLayout(2, from_start=False)
+    assert block_layout(model.sampler("ancestral"), model.network) is None
+    view = LiveView(model, terminal(), layout=layout)
+    view(view_of([[*ids("the"), *[mask] * 4]]))
+    assert "the cat sat│ ░░░" in drawn(view, view_of([[*ids("the cat sat"), mask, mask]], step=2), color_system=None)
+
+
+def test_characters_of_several_tokens_are_shown_whole():
+    row = BYTES.encode("the 犬 café — 🦊").tolist()
+    view = LiveView(built(BYTES), terminal())
+    view(view_of([row]))
+    assert "the 犬 café — 🦊" in drawn(view, view_of([row]), color_system=None)
 
 
 def test_what_happened_between_two_pictures_is_shown_with_the_second(monkeypatch):
@@ -180,10 +221,8 @@ def test_anchors_are_marked_by_the_rule_of_training():
     for odd in ({"objective": {"rule": "NoSuchRule"}}, {"objective": "Nelbo"}, {"objective": {"kind": "Nelbo"}}):
         assert anchor_rule(dataclasses.replace(config, run=odd)) == RareInSequence()
     given = {"objective": {"kind": "Anelbo", "rule": {"kind": "Given"}}}  # marks that come with data
-    view = LiveView(built(run=given), terminal())
-    assert torch.equal(
-        view._anchors(torch.tensor([[0, 1]])), LiveView(built(), terminal())._anchors(torch.tensor([[0, 1]]))
-    )
+    marks = [LiveView(built(stages=2, run=each), terminal())._anchors(torch.tensor([[0, 1]])) for each in (given, None)]
+    assert torch.equal(*marks)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")

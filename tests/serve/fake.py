@@ -22,10 +22,18 @@ SAMPLERS = [
     {
         "name": "ancestral",
         "about": "Each blank is filled at a random time, as in training.",
-        "options": {"steps": {"default": 64, "least": 1, "most": 512}},
+        "options": {"steps": {"default": 64, "least": 1, "most": 512}, "block_size": {"least": 0}},
     },
     {"name": "first-hitting", "about": "One token at a time, at the exact times of the process.", "options": {}},
 ]
+KNOWN = {
+    "parameters": 2_600_000,
+    "length": 64,
+    "stages": 2,
+    "attention": "full",
+    "block_sizes": [],
+    "fills_holes": True,
+}
 SAMPLING = {"sampler": "ancestral", "steps": 32, "top_p": 0.8}
 WORDS = (" fox", " owl", " sings", " softly", " to", " the", " moon", ".")
 FILLING = 9999
@@ -41,6 +49,8 @@ class Fake:
 
     words: tuple[str, ...] = WORDS
     models: tuple[str, ...] = ("box",)
+    known: Json = field(default_factory=dict)  # what /v1/models tells otherwise than `KNOWN`
+    unknown: tuple[str, ...] = ()  # words without a token
     tail: int = 0  # tokens that fill up the row of a prompt or text
     ends_at: int | None = None  # a place, from which on nothing is written
     pause: float = 0.0  # seconds before each step
@@ -88,21 +98,28 @@ class Fake:
         if request.get("canvas") is None:
             shown += [[FILLING, "·", "given"]] * self.tail
         typed = [len(self.position(position)) for position in request.get("canvas") or () if isinstance(position, str)]
-        yield {"type": "canvas", "tokens": shown, "steps": len(open_positions), "anchored": True, "typed": typed}
+        size = request.get("block_size") or 0
+        begun = {"steps": len(open_positions), "anchored": self.known.get("stages") != 1, "typed": typed}
+        yield {"type": "canvas", "tokens": shown, "blocks": {"size": size, "first": 0} if size > 1 else None, **begun}
         count = self.count
         chosen = {position: (position + request["seed"]) % count for position in open_positions}
         predictions = [
             [i, [[self.words[k], 0.6], [self.words[(k + 1) % count], 0.3]], [[self.words[k], 0.9]]]
             for i, k in chosen.items()
         ]
-        yield {"type": "step", "step": 0, "changes": [], "predictions": predictions, "anchors": []}
+        told = {"type": "step", "predictions": [], "probabilities": []}
+        yield {**told, "step": 0, "seconds": 0.0, "changes": [], "predictions": predictions, "anchors": []}
         anchors: list[int] = []
         end = self.ends_at if self.ends_at is not None and self.ends_at < len(canvas) else len(canvas)
-        for step, position in enumerate(reversed([position for position in open_positions if position < end]), 1):
+        order = sorted((i for i in open_positions if i < end), key=lambda i: (i // size if size > 1 else 0, -i))
+        for step, position in enumerate(order, 1):
             anchors += [position] if position % 3 == 1 else []
             change = [position, chosen[position], self.words[chosen[position]]]
-            yield {"type": "step", "step": step, "changes": [change], "predictions": [], "anchors": list(anchors)}
-        yield {"type": "done", "text": "…", "seconds": 0.25, "calls": len(open_positions), "length": end}
+            sure = {"probabilities": [[position, 0.5]], "seconds": 0.01 * step, "anchors": list(anchors)}
+            yield {**told, "step": step, "changes": [change], **sure}
+        text = "".join(self.words[chosen[i]] if i in chosen else text for i, (_, text) in enumerate(canvas[:end]))
+        cost = {"seconds": 0.25, "calls": len(open_positions), "tokens": len(order)}
+        yield {"type": "done", "text": text, **cost, "length": end}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -121,7 +138,10 @@ class _Handler(BaseHTTPRequestHandler):
                 200,
                 {
                     "object": "list",
-                    "data": [{"id": name, "object": "model", "sampling": SAMPLING} for name in self.fake.models],
+                    "data": [
+                        {"id": name, "object": "model", "sampling": SAMPLING, **KNOWN, **self.fake.known}
+                        for name in self.fake.models
+                    ],
                 },
             )
         elif self.path.startswith("/v1/samplers?model="):
@@ -131,6 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            self.json(200, {"unknown": [word for word in self.fake.unknown if word in request["text"]]})
+            return
         self.fake.requests.append(request)
         self.fake.keys.append(self.headers["Authorization"])
         if self.fake.refusals:

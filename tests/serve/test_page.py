@@ -2,74 +2,10 @@
 
 import pytest
 
-from tests.serve.fake import FILLING, WORDS, Fake, serve
+from tests.serve.fake import FILLING, WORDS, Fake
+from tests.serve.studio_page import HOLES, choose, done, go_on, run, text_of
 
-HOLES = "A [MASK:4] in the wood."
 HOSTILE = ("</script><img src=x onerror=\"document.title='run'\">", " <b>x</b>", " &lt;", " שלום", ' "', " ${1}", " 🦊")
-
-
-@pytest.fixture
-def opened(context_with):
-    """Opens the studio; at the end, nothing was asked of anyone but the server and nothing in the page complained."""
-    servers, pages, wrong = [], [], []
-
-    def watch(page, url):
-        page.on("request", lambda r: r.url.startswith((url, "blob:")) or wrong.append(f"request: {r.url}"))
-        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("console", lambda said: "status of" in said.text or wrong.append(f"console: {said.text}"))
-
-    def opens(fake=None, *, width=1000, height=800, **options):
-        fake = fake or Fake()
-        servers.append(serve(fake))
-        page = context_with(**{"reduced_motion": "reduce", **options}).new_page()
-        pages.append(page)
-        page.set_viewport_size({"width": width, "height": height})
-        page.set_default_timeout(10_000)
-        watch(page, fake.url)
-        page.goto(fake.url)
-        page.locator(".lane").wait_for()
-        return page, fake
-
-    def aside(file):
-        page = context_with(reduced_motion="reduce", offline=True).new_page()
-        pages.append(page)
-        watch(page, file.as_uri())
-        page.goto(file.as_uri())
-        return page
-
-    opens.aside = aside
-    yield opens
-    for page in pages:
-        page.close()
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-    assert not wrong
-
-
-def run(page, text=HOLES):
-    page.locator("#prompt").fill(text)
-    page.locator("#run").click()
-    done(page)
-
-
-def done(page, lane=0):
-    page.locator(".status").nth(lane).filter(has_text="Done").wait_for()
-
-
-def text_of(page, lane=0):
-    return page.locator(".lane").nth(lane).locator(".token:not(.masked) .shown").all_text_contents()
-
-
-def choose(page, position, item):
-    page.locator(f'.token[data-place="{position}"]').click()
-    page.locator(".menu").get_by_role("button", name=item, exact=True).click()
-
-
-def go_on(page, button=".go-on"):
-    page.locator(".status").evaluate("element => { element.textContent = '' }")
-    page.locator(button).click()
-    done(page)
 
 
 def test_a_prompt_is_continued_with_what_was_set(opened):
@@ -82,10 +18,10 @@ def test_a_prompt_is_continued_with_what_was_set(opened):
     run(page, "Once upon")
     assert fake.requests == [
         {"prompt": "Once upon", "model": "box", "sampler": "ancestral", "seed": 3, "max_tokens": 4}
-        | {"steps": 8, "temperature": 0.5, "top_p": 0.9, "predictions": 3}
+        | {"steps": 8, "temperature": 0.5, "top_p": 0.9, "block_size": None, "predictions": 3}
     ]
     assert text_of(page) == ["Once", "upon", *(WORDS[(i + 3) % 8].strip() for i in range(2, 6))]
-    assert page.locator(".status").inner_text().startswith("Done in 0.3 s, 4 network calls.")
+    assert page.locator(".speed").inner_text() == "16 tokens per second: 4 in 0.3 s, 4 network calls"
 
 
 def test_holes_are_chips_in_the_prompt_and_are_filled_in_place(opened):
@@ -185,7 +121,8 @@ def test_a_token_that_is_edited_goes_out_as_text_among_numbers(opened):
     page, fake = opened()
     run(page)
     choose(page, 1, "Edit")
-    page.locator(".menu input").fill(" bear")
+    assert page.locator(".menu input[type=text]").input_value() == "owl"
+    page.locator(".menu input[type=text]").fill("bear")
     page.keyboard.press("Enter")
     choose(page, 4, "Mask again")
     assert page.locator(".token.kept .shown").all_text_contents() == ["bear"]
@@ -203,7 +140,7 @@ def test_a_text_of_several_tokens_moves_what_comes_behind_it(opened):
     run(page)
     choose(page, 4, "Keep")
     choose(page, 1, "Edit")
-    page.locator(".menu input").fill(" very big bear")
+    page.locator(".menu input[type=text]").fill("very big bear")
     page.keyboard.press("Enter")
     choose(page, 2, "Mask again")
     go_on(page)
@@ -241,10 +178,10 @@ def test_going_on_is_by_probability_of_its_own_each_time(opened):
 
 
 def test_letters_of_several_bytes_are_sent_back_as_they_were(opened):
-    page, fake = opened(Fake(words=("�", "�", *WORDS)))
+    page, fake = opened(Fake(words=("\\xc3", "\\xa9", *WORDS)))
     run(page, "A [MASK:4] b")
     choose(page, 3, "Edit")
-    page.locator(".menu input").fill(" é")
+    page.locator(".menu input[type=text]").fill("é")
     page.keyboard.press("Enter")
     choose(page, 4, "Mask again")
     go_on(page)
@@ -336,7 +273,7 @@ def test_stopping_ends_the_request_and_leaves_what_was_written(opened):
 
 def test_two_columns_ask_the_same_of_two_models(opened):
     page, fake = opened(Fake(models=("adlm", "mdlm")), width=1300)
-    page.locator("#compare").check()
+    page.locator("#compare").select_option("two")
     run(page)
     done(page, 1)
     assert {each["model"] for each in fake.requests} == {"adlm", "mdlm"}
@@ -344,7 +281,7 @@ def test_two_columns_ask_the_same_of_two_models(opened):
     assert text_of(page, 0) == text_of(page, 1)
     boxes = [page.locator(".lane").nth(i).bounding_box() for i in range(2)]
     assert boxes[0]["y"] == boxes[1]["y"]
-    page.locator("#compare").uncheck()
+    page.locator("#compare").select_option("one")
     assert page.locator(".lane").count() == 1
 
 
@@ -402,7 +339,7 @@ def test_nothing_is_wider_than_a_small_screen(opened):
     page, _ = opened(Fake(words=("x" * 200, " fox", *WORDS), models=("a" * 80, "b")), width=360, height=700)
     fits = "document.scrollingElement.scrollWidth <= innerWidth"
     assert page.evaluate(fits)
-    page.locator("#compare").check()
+    page.locator("#compare").select_option("two")
     run(page, f"{'y' * 300} [MASK:16]")
     done(page, 1)
     assert page.evaluate(fits)
@@ -414,8 +351,8 @@ def test_nothing_is_wider_than_a_small_screen(opened):
 
 def test_an_example_invites_and_runs_when_clicked(opened):
     page, fake = opened()
-    assert page.locator(".example").count() == 3
-    page.locator(".example").first.click()
+    assert page.locator(".example strong").all_text_contents() == ["Write a story", "Fill the blanks", "Continue"]
+    page.locator(".example").nth(1).click()
     done(page)
     assert "[MASK:" in fake.requests[0]["text"]
     assert page.locator("#examples").is_hidden()

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.serve.conftest import SIZES, several_readings
 from tests.serve.process import server
 
 HOLES = "Once upon a time there was a little [MASK:2] who [MASK:3] home."
@@ -20,6 +21,10 @@ def address():
 @pytest.fixture
 def page(context_with, address):
     """The studio; at the end, nothing was asked of anyone else and nothing complained."""
+    yield from opened(context_with, address)
+
+
+def opened(context_with, address):
     wrong: list[str] = []
     page = context_with(reduced_motion="reduce").new_page()
     page.on("request", lambda r: r.url.startswith((address, "blob:")) or wrong.append(f"request: {r.url}"))
@@ -38,7 +43,7 @@ def shown(page, player):
 
 
 def test_two_samplers_are_compared_and_the_saved_page_shows_what_they_wrote(page, context_with, tmp_path):
-    page.locator("#compare").check()
+    page.locator("#compare").select_option("two")
     for lane in range(2):
         page.locator("[name=sampler]").nth(lane).select_option(("confidence", "ancestral")[lane])
         page.locator("[name=steps]").nth(lane).fill("4")
@@ -60,6 +65,28 @@ def test_two_samplers_are_compared_and_the_saved_page_shows_what_they_wrote(page
     assert saved.locator("h2").all_text_contents() == ["confidence, steps 4, seed 0", "ancestral, steps 4, seed 0"]
     assert [shown(saved, f".player-section >> nth={i}") for i in range(2)] == texts
     saved.close()
+
+
+def test_one_model_writes_in_three_ways_as_it_does_in_python(context_with, tmp_path):
+    model = several_readings("anchored-blocks")
+    model.save(tmp_path / "tiny")
+    with server(tmp_path / "tiny", "--studio") as (_, address):
+        for page in opened(context_with, address):
+            page.locator("#compare").select_option("readings")
+            page.locator("#prompt").fill("the cat")
+            page.locator("[name=max_tokens]").fill("12")
+            page.locator("#run").click()
+            for lane in range(3):
+                page.locator(".status").nth(lane).filter(has_text="Done").wait_for()
+            speeds = page.locator(".speed").all_text_contents()
+            counts = page.locator(".count").all_text_contents()
+            with page.expect_download() as download:
+                page.locator(".as-text").nth(1).click()
+            download.value.save_as(tmp_path / "text.txt")
+    texts = {size: model.generate("the cat", max_new_tokens=12, block_size=size)[0] for size in SIZES}
+    assert (tmp_path / "text.txt").read_bytes().decode() == f"{texts[4]}\n"
+    assert all("tokens per second" in speed for speed in speeds)
+    assert ["block" in count for count in counts] == [False, True, False]
 
 
 def test_stopping_a_run_stops_the_work(page, address):

@@ -2,19 +2,22 @@
 
 import { openMenu } from "./menu.js";
 import { advanced, begun, canvasOf, continued, finished, requestFor, rewritten } from "./recording.js";
-import { mountSettings } from "./settings.js";
+import { copyText, saveJson, saveText } from "./save.js";
 import { run } from "./stream.js";
 
-const GUESSES = 3;
+const timeOf = (seconds) => `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+const speedOf = (tokens, seconds) => (tokens / Math.max(seconds, 0.001)).toLocaleString("en", { maximumSignificantDigits: 3 });
 
-// shared() is what all columns ask alike; changed() is called when a run begins or ends.
-export function mountLane(element, { models, shared, changed }) {
+// shared() is what all columns ask alike; `variant` is what this one asks otherwise: {label, seed: to be added,
+// ask: {block_size}}; changed() is called when a run begins or ends, appeared() when the canvas of a new one is there.
+export function mountLane(element, { settings, variant = {}, shared, changed, appeared }) {
   const find = (name) => element.querySelector(name);
-  const settings = mountSettings(find(".settings"), models);
   const output = find(".output"), canvas = find(".canvas"), status = find(".status"), problem = find(".problem");
   const goOn = find(".go-on"), anew = find(".anew"), undo = find(".undo");
   let recording = null, player = null, kept = new Set(), past = [], running = null, again = null, drawing = null;
   let rounds = 0; // of going on: each is written by chance of its own
+  find(".which").textContent = variant.label ?? "";
+  find(".which").hidden = !variant.label;
 
   const blanks = (places) => places.filter(({ text }) => text === null).length;
   const shownCanvas = () => canvasOf(recording, player.at());
@@ -32,7 +35,7 @@ export function mountLane(element, { models, shared, changed }) {
   function drawSoon() { drawing ??= requestAnimationFrame(() => draw()); }
 
   function offer() {
-    if (!player) return;
+    if (!player || !recording) return;
     const open = blanks(shownCanvas());
     goOn.disabled = running !== null || open === 0;
     goOn.textContent = open && !running ? `Go on: ${open} blank${open === 1 ? "" : "s"}` : "Go on";
@@ -40,6 +43,8 @@ export function mountLane(element, { models, shared, changed }) {
     anew.disabled = running !== null;
     undo.hidden = past.length === 0;
     undo.disabled = running !== null;
+    const { written, seconds, calls } = recording, passes = `${calls} network call${calls === 1 ? "" : "s"}`;
+    find(".speed").textContent = seconds === undefined ? "" : `${speedOf(written, seconds)} tokens per second: ${written} in ${timeOf(seconds)}, ${passes}`;
   }
 
   function remember() { past = [...past.slice(-49), { recording, kept, frame: player.at() }]; }
@@ -52,27 +57,32 @@ export function mountLane(element, { models, shared, changed }) {
     player.pause();
     const place = shownCanvas()[i], frame = player.at();
     const guesses = recording.frames.slice(0, frame + 1).flatMap((each) => each.guesses).filter(([at]) => at === i).at(-1);
-    const suggestions = [...new Set([...(guesses?.[1] ?? []), ...(guesses?.[2] ?? [])].map(([text]) => text))];
+    const suggestions = [...new Set([...(guesses?.[1] ?? []), ...(guesses?.[2] ?? [])].map(([text]) => text))].filter(Canvas.whole);
+    const { parts, shown, p } = Canvas.at(recording, frame)[i];
     const items = [], rankings = [["anchor stage", guesses?.[1] ?? []], ["final stage", guesses?.[2] ?? []]];
     const written = place.text !== null;
-    if (written && !place.given) items.push(kept.has(i) ? ["Do not keep", () => keep(i, false)] : ["Keep", () => keep(i, true)]);
-    if (written) items.push(["Mask again", () => write(i, null)]);
-    const label = written ? "Edit" : "Write", act = (text) => write(i, text);
-    openMenu(canvas, i, { title: `place ${i + 1}`, items, rankings, write: { label, act, suggestions, value: place.text ?? " " } });
+    if (written && !place.given) items.push(kept.has(i) ? ["Do not keep", () => keep(parts, false)] : ["Keep", () => keep(parts, true)]);
+    if (written) items.push(["Mask again", () => write(parts, null)]);
+    // A blank is probably a word, if that is what was expected; a character of several tokens is masked first.
+    const spaced = written ? place.text.startsWith(" ") : (suggestions[0] ?? " ").startsWith(" ");
+    const edit = { label: written ? "Edit" : "Write", act: (text) => write([i], text), suggestions, spaced, value: written ? shown.trim() : "" };
+    const sure = p === null ? "" : `written with probability ${Math.round(1000 * p) / 10} %`;
+    openMenu(canvas, i, { title: `place ${i + 1}`, items, rankings, sure, write: parts.length > 1 ? null : edit });
   }
 
-  function keep(i, whether) {
+  function keep(parts, whether) {
     remember();
     kept = new Set(kept);
-    if (whether) kept.add(i); else kept.delete(i);
+    for (const i of parts) if (whether) kept.add(i); else kept.delete(i);
     draw(player.at());
   }
 
-  function write(i, text) {
+  function write(parts, text) {
     remember();
-    recording = rewritten(recording, player.at(), i, text);
+    const { seconds, calls, written, ...rest } = recording; // these are of a run, which this text is no more
+    recording = rewritten(rest, player.at(), parts, text);
     kept = new Set(kept);
-    if (text === null) kept.delete(i); else kept.add(i);
+    for (const i of parts) if (text === null) kept.delete(i); else kept.add(i);
     draw(recording.frames.length - 1);
     status.textContent = text === null ? "Masked again." : "Written. It will be kept.";
   }
@@ -105,25 +115,27 @@ export function mountLane(element, { models, shared, changed }) {
   async function follow(request, begin) {
     if (running) return null;
     const control = new AbortController();
-    let steps = 0, trouble = null, length;
+    let steps = 0, trouble = null, length, done = {};
     running = control;
     problem.hidden = true;
     status.textContent = "Writing.";
     changed();
     offer();
     try {
-      for await (const event of run({ ...request, predictions: GUESSES }, control.signal)) {
+      for await (const event of run(request, control.signal)) {
         if (event.type === "canvas") {
-          recording = begin(event);
+          const { seconds, calls, written, ...rest } = begin(event);
+          recording = { ...rest, request };
           draw(recording.frames.length - 1);
+          if (recording.frames.length === 1) appeared();
         } else if (event.type === "step") {
           recording = advanced(recording, event);
           steps += 1;
           drawSoon();
         } else if (event.type === "done") {
           length = event.length;
-          const calls = `${event.calls} network call${event.calls === 1 ? "" : "s"}`;
-          status.textContent = `Done in ${event.seconds.toFixed(event.seconds < 10 ? 1 : 0)} s, ${calls}. Click a token to keep it, mask it again or edit it.`;
+          done = { seconds: event.seconds, calls: event.calls, written: event.tokens, text: event.text };
+          status.textContent = "Done. Click a token to keep it, mask it again or edit it.";
         }
       }
     } catch (error) {
@@ -133,7 +145,7 @@ export function mountLane(element, { models, shared, changed }) {
     }
     running = null;
     if (recording) {
-      recording = finished(recording, length);
+      recording = { ...finished(recording, length), ...done };
       draw();
     }
     changed();
@@ -142,21 +154,37 @@ export function mountLane(element, { models, shared, changed }) {
 
   function start() {
     if (!settings.valid()) return null;
-    const { common, ask } = shared(), name = settings.described(common.seed);
-    return follow({ ...common, ...settings.request(), ...ask }, (event) => {
+    clear();
+    const request = asked();
+    if (variant.seed !== undefined) find(".which").textContent = `Seed ${request.seed}`;
+    const name = settings.described(request.seed, variant.ask);
+    return follow(request, (event) => {
       [past, kept, rounds] = [[], new Set(), 0];
       return { ...begun(event), name };
     });
+  }
+
+  // What this column would send.
+  function asked() {
+    const { common, ask } = shared();
+    return { ...common, seed: common.seed + (variant.seed ?? 0), ...settings.request(), ...variant.ask, ...ask };
+  }
+
+  // What is left of a run before is of no use to the next.
+  function clear() {
+    problem.hidden = output.hidden = true;
+    recording = null;
+    status.textContent = "";
   }
 
   function continueFrom(places) {
     if (!settings.valid()) return;
     const before = recording, frame = player.at(), marked = kept;
     rounds += 1;
-    const seed = shared().common.seed + rounds, name = settings.described(seed);
+    const { common } = shared(), seed = common.seed + (variant.seed ?? 0) + rounds, name = settings.described(seed, variant.ask);
     remember();
     canvas.focus(); // the button is about to be of no use
-    follow({ seed, ...settings.request(), ...requestFor(places, before.tail) }, (event) => {
+    follow({ ...common, seed, ...settings.request(), ...variant.ask, ...requestFor(places, before.tail) }, (event) => {
       const { recording, moved } = continued(before, frame, places, event);
       kept = new Set([...marked].flatMap(moved));
       return { ...recording, name: `${before.name}, then ${name}` };
@@ -170,9 +198,24 @@ export function mountLane(element, { models, shared, changed }) {
   });
   undo.addEventListener("click", takeBack);
   find(".retry").addEventListener("click", () => again?.());
+  find(".copy-text").addEventListener("click", ({ target }) => copyText(recording, player.at(), target));
+  find(".as-text").addEventListener("click", () => saveText(recording, player.at()));
+  find(".as-json").addEventListener("click", () => saveJson(recording, player.at()));
 
   return {
-    start, settings,
+    start, settings, clear, asked,
+    wait: (whether) => element.classList.toggle("waiting", whether),
+    forget: () => { problem.hidden = true; },
+    replay: (times) => player.replay(times),
+    seconds: () => recording?.frames.at(-1).at ?? 0,
+    state: () => recording && { recording, kept: [...kept], frame: player.at() },
+    restore(state) {
+      recording = state.recording;
+      kept = new Set(state.kept);
+      draw(state.frame);
+      player.show(state.frame);
+      offer();
+    },
     stop: () => running?.abort(),
     running: () => running !== null,
     recording: () => recording,

@@ -7,8 +7,9 @@ function make(kind, name, text) {
   return element;
 }
 
-// items: [[label, act]]; rankings: [[title, [[text, p]]]], which a finger cannot hover over; write: {label, value, suggestions: [text], act(text)}
-export function openMenu(host, place, { title, items, rankings, write }) {
+// items: [[label, act]]; rankings: [[title, [[text, p]]]] and `sure`, which a finger cannot hover over; write: {label,
+// value, spaced: whether a space stands before it, suggestions: [text], act(text)}, or null where nothing can be written
+export function openMenu(host, place, { title, items, rankings, sure = "", write }) {
   const menu = make("div", "menu"), list = make("div", "items");
   const cell = () => host.querySelector(`.token[data-place="${place}"]`); // it may be made anew in the meantime
   menu.setAttribute("role", "dialog");
@@ -24,6 +25,7 @@ export function openMenu(host, place, { title, items, rankings, write }) {
 
   function looked() {
     const columns = make("div", "columns");
+    if (sure) columns.append(make("p", "sure", sure));
     for (const [stage, candidates] of rankings) {
       if (!candidates.length) continue;
       const column = make("div");
@@ -39,13 +41,17 @@ export function openMenu(host, place, { title, items, rankings, write }) {
 
   function field() {
     const form = make("form"), input = make("input"), use = make("button", "primary", "Write");
+    const spaced = make("label", "check"), space = make("input");
+    Object.assign(space, { type: "checkbox", checked: write.spaced });
+    spaced.append(space, "after a space");
     Object.assign(input, { type: "text", value: write.value, maxLength: 200, autocomplete: "off", spellcheck: false });
     input.setAttribute("aria-label", "the text of this place");
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (input.value) finish(write.act, input.value);
+      const text = input.value.trim();
+      if (text) finish(write.act, `${space.checked ? " " : ""}${text}`);
     });
-    form.append(input, use);
+    form.append(input, use, spaced);
     menu.replaceChildren(form);
     if (write.suggestions.length) {
       const others = make("div", "suggestions");
@@ -62,7 +68,7 @@ export function openMenu(host, place, { title, items, rankings, write }) {
     input.select();
   }
 
-  for (const [label, act] of [...items, [write.label, null]]) {
+  for (const [label, act] of [...items, ...(write ? [[write.label, null]] : [])]) {
     const button = make("button", "", label);
     button.type = "button";
     button.addEventListener("click", () => (act ? finish(act) : field()));

@@ -1,12 +1,14 @@
-// A text as it appears, to be played. `mountPlayer(element, data)` fills the element.
+// A text as it appears, to be played. `mountPlayer(element, data)` fills the element. It needs canvas.js.
 //
 // data: {length, given: [[i, text]], anchors: [i], frames: [{tokens: [[i, text or null]],
-//        guesses: [[i, [[text, p]] of the anchor stage, [[text, p]] of the final stage]]}]}
+//        guesses: [[i, [[text, p]] of the anchor stage, [[text, p]] of the final stage]],
+//        written: [[i, p]], the probability of what was written, at: seconds since the start}]}
+//       blocks: {size, first}, where the text is written block by block
 //       foreseen: whether anchors are only those that the anchor stage expected
 //       and for a text that is still being written {expected: its last frame, anchored: whether there will be anchors}
 // options: {choose(place, cell): on a click or Enter, mark(place): a further class, shown(frame), autoplay: false to wait}
-// Returned: {show(frame), update(data, frame), pause(), at()}. `update` takes the data as they have become; whoever is
-// at the end stays there.
+// Returned: {show(frame), update(data, frame), pause(), at(), replay(times)}. `update` takes the data as they have
+// become; whoever is at the end stays there. `replay` plays as it happened, so many times slower.
 // Whatever a model wrote goes into the page as textContent and nothing else.
 "use strict";
 
@@ -47,32 +49,19 @@ const mountPlayer = (() => {
     return element;
   }
 
-  // The canvas after frame k: each place's token, when it came, and what was last expected there.
-  function canvasAt(data, k) {
-    const places = Array.from({ length: data.length }, () => ({ text: null, since: -1, anchor: [], final: [], taken: false }));
-    for (const [i, text] of data.given) if (places[i]) places[i].text = text;
-    for (let f = 0; f <= k && f < data.frames.length; f++) {
-      for (const [i, text] of data.frames[f].tokens)
-        if (places[i]) Object.assign(places[i], { text, since: f, taken: text === null && f === k });
-      for (const [i, anchor, final] of data.frames[f].guesses)
-        if (places[i]) Object.assign(places[i], { anchor, final });
-    }
-    return places;
-  }
-
   const percent = (p) => (p >= 0.995 ? "100 %" : p < 0.01 ? "< 1 %" : `${Math.round(100 * p)} %`);
   const bare = (text) => text.trim() || "␣";
 
   // Places, grouped so that a word and its full stop stay on one line; as wide as what will stand there in the end.
   function layOut(text, last) {
     const cells = [];
-    const mean = last.reduce((sum, place) => sum + bare(place.text ?? "").length, 0) / Math.max(1, last.length);
+    const mean = last.reduce((sum, place) => sum + bare(place.shown ?? "").length, 0) / Math.max(1, last.length);
     text.classList.toggle("letters", mean < 1.6 && last.some((place) => place.text !== null));
     text.replaceChildren();
     let word = null, letters = 0;
     last.forEach((place, i) => {
-      const final = place.text ?? "";
-      const apart = final.startsWith(" ") || !final.trim();
+      const final = place.shown ?? "";
+      const apart = final.startsWith(" ") || (!final.trim() && !place.joined);
       if (!word || apart || letters + final.length > WORD) {
         if (word && apart) text.append(" ");
         word = make("span", "word");
@@ -122,6 +111,12 @@ const mountPlayer = (() => {
     const blank = make("span", "entry"), block = make("span", "block", "guess");
     blank.append(block, "masked, with the likeliest token");
     list.append(time, blank);
+    if (data.blocks?.size > 1) {
+      const now = make("span", "entry"), done = make("span", "entry");
+      now.append(make("span", "block block-now", "block"), "being written");
+      done.append(make("span", "block block-done", "block"), "finished");
+      list.append(now, done);
+    }
     if (data.anchors.length || data.anchored) {
       const anchor = make("span", "entry");
       anchor.append(make("span", "sample", "anchor"), data.foreseen ? "token that the anchor stage foresaw" : "token by the model's rule");
@@ -133,7 +128,7 @@ const mountPlayer = (() => {
   return function mountPlayer(element, data, { choose = null, mark = () => "", shown = () => {}, autoplay = true } = {}) {
     let end, last, anchors, cells, shape = null;
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    let at = 0, timer = null, speed = 1, looked = null, places = [];
+    let at = 0, timer = null, speed = 1, slower = null, looked = null, places = [], keys = null;
 
     const text = make("div", "text"), panel = make("div", "panel"), controls = make("div", "controls");
     text.setAttribute("role", "group");
@@ -155,37 +150,42 @@ const mountPlayer = (() => {
     pace.addEventListener("change", () => { speed = Number(pace.value); if (timer !== null) { stop(); run(); } });
     controls.append(back, toggle, forward, slider, count, pace);
 
-    function draw(cell, place, i) {
+    function draw(cell, place, i, blocks) {
       const masked = place.text === null;
       const guess = masked ? (place.anchor[0] ?? place.final[0] ?? null) : null;
       const fresh = !masked && at > 0 && place.since === at;
       const when = Math.max(0, place.since - 1) / Math.max(1, (data.expected ?? end) - 1);
       const anchored = !masked && anchors.has(i) && place.text === last[i].text, more = masked ? "" : mark(i);
-      const state = JSON.stringify([place.text, when, place.taken, fresh, guess, anchored, more]);
+      const block = blocks ? [blocks.of(i), blocks.starts(i) ? "block-start" : ""].filter(Boolean) : [];
+      const state = JSON.stringify([place.shown, place.joined, when, place.taken, fresh, guess, anchored, more, block]);
       if (cell.state === state) return;
       cell.state = state;
-      const name = ["token"];
+      const name = ["token", ...block];
+      if (place.joined) name.push("joined");
+      if (!masked && !place.shown.trim()) name.push("space");
       if (masked) name.push("masked"); else name.push(place.since < 0 ? "given" : "written");
       if (anchored) name.push("anchor");
       if (place.taken) name.push("taken");
       if (fresh) name.push("fresh");
       if (more) name.push(more);
       cell.cell.className = name.join(" ");
-      cell.shown.textContent = masked ? (guess ? bare(guess[0]) : "") : place.text.trim() || "\u00a0";
+      cell.shown.textContent = masked ? (guess ? Canvas.readable(bare(guess[0])) : "") : place.shown.trim() || "\u00a0";
       cell.cell.style.setProperty("--t", Math.min(1, when));
       cell.cell.style.setProperty("--p", guess ? guess[1] : 0);
-      const spoken = masked ? (guess ? `masked, perhaps ${bare(guess[0])}` : "masked") : bare(place.text);
-      const said = [spoken, anchored ? "an anchor" : "", more].filter(Boolean);
+      const spoken = masked ? (guess ? `masked, perhaps ${bare(guess[0])}` : "masked") : bare(place.shown);
+      const said = [spoken, anchored ? "an anchor" : "", more, masked && block[0] === "block-now" ? "in the block being written" : ""].filter(Boolean);
       cell.cell.setAttribute("aria-label", said.join(", "));
     }
 
     function show(k) {
       at = Math.min(end, Math.max(0, k));
-      places = canvasAt(data, at);
-      cells.forEach((cell, i) => draw(cell, places[i], i));
+      places = Canvas.at(data, at);
+      const blocks = Canvas.blocksOf(data, places);
+      cells.forEach((cell, i) => draw(cell, places[i], i, blocks));
       const open = places.filter((place, i) => last[i].since >= 0 || last[i].text === null);
       const done = open.filter((place) => place.text !== null).length;
-      count.textContent = `${at} / ${end} · ${percent(open.length ? done / open.length : 1)}`;
+      const block = !blocks ? "" : blocks.finished ? ` · ${blocks.count} block${blocks.count === 1 ? "" : "s"}` : ` · block ${blocks.now} of ${blocks.count}`;
+      count.textContent = `${at} / ${end} · ${percent(open.length ? done / open.length : 1)}${block}`;
       slider.value = at;
       slider.setAttribute("aria-valuetext", `frame ${at} of ${end}, ${done} of ${open.length} written`);
       back.disabled = at === 0;
@@ -200,7 +200,11 @@ const mountPlayer = (() => {
       const following = at === end;
       data = now;
       end = Math.max(0, data.frames.length - 1);
-      last = canvasAt(data, end);
+      last = Canvas.at(data, end);
+      if (keys !== keysOf(data)) {
+        keys = keysOf(data);
+        legends.replaceChildren(legend(data));
+      }
       anchors = new Set(data.anchors);
       const texts = JSON.stringify(last.map((place) => place.text));
       if (texts !== shape) {
@@ -215,8 +219,13 @@ const mountPlayer = (() => {
       show(frame ?? (following ? end : at));
     }
 
+    const keysOf = ({ blocks, anchors, anchored }) => JSON.stringify([blocks?.size > 1, anchors.length > 0 || Boolean(anchored)]);
     function step(by) { pause(); show(at + by); }
-    function wait() { return Math.min(450, Math.max(70, PASS / Math.max(1, end))) / speed; }
+    function wait() {
+      if (slower === null) return Math.min(450, Math.max(70, PASS / Math.max(1, end))) / speed;
+      const [now, next] = [data.frames[at].at ?? 0, data.frames[at + 1]?.at];
+      return (next === undefined ? 300 : Math.max(0, 1000 * slower * (next - now))) / speed;
+    }
     function stop() { clearTimeout(timer); timer = null; }
     function run() { timer = setTimeout(() => { show(at + 1); if (at < end) run(); else pause(); }, wait()); }
 
@@ -235,13 +244,22 @@ const mountPlayer = (() => {
       face("pause");
     }
 
-    function pause() { stop(); face("play"); }
+    function pause() { stop(); slower = null; face("play"); }
+
+    function replay(times) {
+      pause();
+      show(0);
+      slower = times;
+      play();
+    }
 
     function look(i) {
       looked = i;
       const place = places[i], masked = place.text === null;
-      const when = place.since < 0 ? "given" : `written in frame ${place.since}`;
-      const title = masked ? `Place ${i + 1}: masked` : `“${bare(place.text)}”, ${when}`;
+      const chances = place.parts.map((part) => places[part].p).filter((p) => p !== null).map(percent);
+      const sure = chances.length ? ` with probability ${chances.join(", ")}` : "";
+      const when = place.since < 0 ? "given" : `written in frame ${place.since}${sure}`;
+      const title = masked ? `Place ${i + 1}: masked` : `“${bare(place.shown)}”, ${when}`;
       const heading = make("div", "what", title);
       heading.dir = "auto";
       const columns = make("div", "columns");
@@ -272,8 +290,31 @@ const mountPlayer = (() => {
       if (i !== null) choose(i, cells[i].cell);
     });
 
+    // What is copied is the text, whatever stands around it on the page.
+    text.addEventListener("copy", (event) => {
+      const chosen = getSelection(), within = cells.flatMap(({ cell }, i) => (chosen.containsNode(cell, true) ? [places[i]] : []));
+      if (within.length < 2 || !event.clipboardData) return;
+      event.clipboardData.setData("text/plain", Canvas.textOf(within).trim());
+      event.preventDefault();
+    });
+
+    // The place above or below: the nearest of the next line.
+    function line(from, down) {
+      const here = cells[from].cell.getBoundingClientRect(), middle = here.left + here.width / 2;
+      let best = from, least = Infinity;
+      cells.forEach(({ cell }, i) => {
+        const box = cell.getBoundingClientRect(), away = down ? box.top - here.top : here.top - box.top;
+        if (!box.width || away < here.height / 2) return;
+        const far = 1000 * away + Math.abs(box.left + box.width / 2 - middle);
+        if (far < least) [best, least] = [i, far];
+      });
+      return best - from;
+    }
+
     function walk(from, by) {
-      const to = Math.min(cells.length - 1, Math.max(0, from + by));
+      let to = Math.min(cells.length - 1, Math.max(0, from + by));
+      const { joined, parts } = places[to], behind = parts.at(-1) + 1;
+      if (joined) to = by > 0 && behind < cells.length ? behind : parts[0];
       cells[from].cell.tabIndex = -1;
       cells[to].cell.tabIndex = 0;
       cells[to].cell.focus();
@@ -282,10 +323,14 @@ const mountPlayer = (() => {
     // In the text, arrows go from place to place; elsewhere in the player, from frame to frame.
     element.addEventListener("keydown", (event) => {
       const place = placeOf(event.target), by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const far = place === null ? 0 : { Home: -place, End: cells.length - 1 - place }[event.key];
+      const down = { ArrowUp: false, ArrowDown: true }[event.key];
       if (event.altKey || event.ctrlKey || event.metaKey || event.target === pace) return;
       if (event.key === "Escape") lookAway();
       else if (event.key === "Enter" && choose && place !== null) choose(place, cells[place].cell);
       else if (event.key === " " && event.target.tagName !== "BUTTON") { if (timer === null) play(); else pause(); }
+      else if (far !== undefined && place !== null) walk(place, far);
+      else if (down !== undefined && place !== null) walk(place, line(place, down));
       else if (by && place !== null) walk(place, by);
       else if (by && event.target !== slider) step(by);
       else return;
@@ -294,7 +339,8 @@ const mountPlayer = (() => {
 
     element.classList.add("player");
     element.tabIndex = 0;
-    element.replaceChildren(controls, text, legend(data), panel);
+    const legends = make("div");
+    element.replaceChildren(controls, text, legends, panel);
     update(data, 0);
     if (still) show(end);
     if (!still && autoplay && "IntersectionObserver" in window) {
@@ -305,6 +351,6 @@ const mountPlayer = (() => {
       }, { threshold: 0.5 });
       seen.observe(controls);
     }
-    return { show, update, pause, at: () => at };
+    return { show, update, pause, replay, at: () => at };
   };
 })();

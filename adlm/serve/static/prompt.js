@@ -1,7 +1,13 @@
 // The prompt: a plain text field over a mirror of itself that draws holes as chips. Editing, undoing and pasting are
 // the field's own, and what is typed is never anything but text.
 
-const HOLE = /\[MASK(?::\d+(?:-\d+)?)?\]/g;
+const HOLE = /^\[MASK(?::([1-9]\d{0,3})(?:-([1-9]\d{0,3}))?)?\]$/;
+const LIKE_A_HOLE = /\[\s*mask(?:\s*:[\d\s-]*)?\]?/gi;
+
+function holeIn(text) {
+  const found = HOLE.exec(text);
+  return found !== null && !(found[2] && Number(found[1]) > Number(found[2]));
+}
 
 export function mountPrompt(box, changed) {
   const field = box.querySelector("textarea"), mirror = box.querySelector(".mirror");
@@ -9,15 +15,15 @@ export function mountPrompt(box, changed) {
   function draw() {
     const parts = [];
     let from = 0;
-    for (const found of field.value.matchAll(HOLE)) {
+    for (const { text, index, good } of holes()) {
       const chip = document.createElement("span");
-      chip.className = "hole";
-      chip.textContent = found[0];
-      parts.push(field.value.slice(from, found.index), chip);
-      from = found.index + found[0].length;
+      chip.className = good ? "hole" : "hole bad";
+      chip.textContent = text;
+      parts.push(field.value.slice(from, index), chip);
+      from = index + text.length;
     }
     mirror.replaceChildren(...parts, `${field.value.slice(from)}\u200b`);
-    changed(hasHoles());
+    changed();
   }
 
   function set(text) {
@@ -31,9 +37,12 @@ export function mountPrompt(box, changed) {
     field.focus();
   }
 
-  const hasHoles = () => field.value.search(HOLE) >= 0;
+  const holes = () => [...field.value.matchAll(LIKE_A_HOLE)].map((found) => ({ text: found[0], index: found.index, good: holeIn(found[0]) }));
+  const good = () => holes().filter((hole) => hole.good);
   field.addEventListener("input", draw);
   field.addEventListener("scroll", () => { mirror.scrollTop = field.scrollTop; });
-  draw();
-  return { field, set, addHole, hasHoles, request: () => (hasHoles() ? { text: field.value } : { prompt: field.value }) };
+  return {
+    field, set, addHole, draw, good, wrong: () => holes().filter((hole) => !hole.good),
+    request: () => (good().length ? { text: field.value } : { prompt: field.value }),
+  };
 }

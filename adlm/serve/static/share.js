@@ -4,7 +4,7 @@
 
 import { playable } from "./recording.js";
 
-const STYLES = ["style.css", "player.css"], SCRIPTS = ["player.js", "page.js"];
+const STYLES = ["style.css", "player.css"], SCRIPTS = ["canvas.js", "player.js", "page.js"];
 const LAYOUT = ".page { display: block; max-width: 58rem; }"; // a report has its contents beside it
 const POLICY = (nonce) => `default-src 'none'; style-src 'nonce-${nonce}'; script-src 'nonce-${nonce}'; base-uri 'none'; form-action 'none'`;
 
@@ -53,9 +53,9 @@ export async function pageOf(runs, theme) {
   return `<!doctype html>\n${page.documentElement.outerHTML.replace("</head>", () => styled)}\n`;
 }
 
-export function download(text, name) {
+export function download(text, name, type = "text/html") {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/html" }));
+  link.href = URL.createObjectURL(new Blob([text], { type }));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000); // the browser is still reading it

@@ -10,6 +10,7 @@ export class Trouble extends Error {
 
 let key = "";
 export const useKey = (text) => { key = text; };
+export const hasKey = () => key !== "";
 const headers = () => (key ? { Authorization: `Bearer ${key}` } : {});
 
 async function reach(path, options = {}) {
@@ -37,11 +38,12 @@ async function refusal(response) {
 
 export const ask = async (path) => (await reach(path)).json();
 
+const sent = (request) => ({ method: "POST", body: JSON.stringify(request), headers: { "Content-Type": "application/json" } });
+export const post = async (path, request) => (await reach(path, sent(request))).json();
+
 // The events of a run up to the last, "done". A stream that ends without it was cut off.
 export async function* run(request, signal) {
-  const response = await reach("v1/generate", {
-    method: "POST", signal, body: JSON.stringify(request), headers: { "Content-Type": "application/json" },
-  });
+  const response = await reach("v1/generate", { ...sent(request), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
