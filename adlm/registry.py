@@ -147,7 +147,7 @@ _stored: list[tuple[str, Path]] = []
 
 
 def names(group: str) -> tuple[str, ...]:
-    """What users can type for a member of the group, aliases left out."""
+    """The names of a group's members, without aliases."""
     members = _members(group)
     typed = tuple(name for name in members if name[0].islower())
     return typed or tuple(members)

@@ -236,7 +236,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         return tuple(masking.get("sizes", (self.network.block_size,)))
 
     def stop_rule(self, stop: bool | str | Sequence[str] = True) -> StopRule | None:
-        """What ends a text: the end token, unless `stop` is False, and strings."""
+        """The rule that ends a text: at the end token, unless `stop` is False, and at strings."""
         if stop is False:
             return None
         strings = () if stop is True else (stop,) if isinstance(stop, str) else tuple(stop)

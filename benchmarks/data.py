@@ -171,7 +171,7 @@ class _Steps(Callback):
 
 
 def loading(folder: Path) -> None:
-    """Tokens a second out of the loader, and into a training step of the demo's model."""
+    """Tokens per second out of the loader, and into a training step of the demo's model."""
     import torch
 
     from adlm.data.loader import LoaderConfig

@@ -47,7 +47,7 @@ class Command(NamedTuple):
 
 
 def commands(package: str = __name__) -> dict[str, Command]:
-    """Those of a package, by name, and those that other packages add by the entry points `adlm.commands`.
+    """The commands of a package by name, including those of other packages (entry points `adlm.commands`).
 
     Such an entry point is a mapping from a path, as in "evaluate code", to the module and the summary.
     """

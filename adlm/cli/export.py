@@ -19,7 +19,7 @@ def command(
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     revision: str | None = None,
 ) -> None:
-    """A model as a program for use without this package, with its tokenizer and what a sampler has to know.
+    """Export a model as a program that runs without this package, with its tokenizer and what a sampler needs.
 
     Args:
         model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.

@@ -31,7 +31,7 @@ _RULES: dict[str, DocumentRule] = {
 
 @dataclass(frozen=True)
 class PackingOptions:
-    """How documents become rows.
+    """Options that say how documents become rows.
 
     Args:
         length: tokens per row.
@@ -58,7 +58,7 @@ class PackingOptions:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Where text is and how it is read.
+    """Options that say where text is and how it is read.
 
     Args:
         folder: where the files of a catalog name are; by default they come from the Hub.
@@ -98,7 +98,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """How the work is done.
+    """Options that say how the work is done.
 
     Args:
         workers: processes that encode; all cores by default.
@@ -123,7 +123,7 @@ def command(
     work: Annotated[WorkOptions, tyro.conf.arg(name="")] = WorkOptions(),  # noqa: B008
     anchor_table: Flag = False,
 ) -> None:
-    """Tokenise and pack a corpus into memory-mapped shards.
+    """Tokenize and pack a corpus into memory-mapped shards.
 
     If it was stopped, it resumes; if it was finished, it finds its result. Same corpus, tokenizer and packing: same
     bytes.

@@ -138,7 +138,7 @@ def _show_run(run: Run, match: Run | None) -> None:
 
 
 def plan_rows(run: Run, found: RunPlan) -> list[tuple[str, str]]:
-    """What a run will take, as labels and values for a table."""
+    """What a run needs, as labels and values for a table."""
     sums, needed = found.summary, found.memory
     lasting = needed.weights + needed.gradients + needed.optimizer + needed.ema
     kind, execution = found.execution.precision, found.execution

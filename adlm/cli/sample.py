@@ -177,7 +177,7 @@ def watching(model: TextModel, *, live: bool, limit: int | None = None) -> Itera
 
 @contextmanager
 def output(path: Path | None) -> Iterator["Output"]:
-    """Where texts go. A file is opened before sampling, to fail early, and has a temporary name until complete."""
+    """The output for texts. A file is opened before sampling, to fail early, with a temporary name until complete."""
     if path is None:
         yield Output(None)
         return

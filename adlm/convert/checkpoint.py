@@ -102,7 +102,7 @@ class StoredTensor:
         return self.storage.dtype
 
     def load(self) -> Tensor:
-        """Its numbers, in memory of its own."""
+        """Load the tensor into memory of its own."""
         storage = self.storage
         with _answered(storage.archive.path):
             if math.prod(self.shape) == 0:
@@ -120,7 +120,7 @@ class StoredTensor:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """What `torch.save` was given, as data: dictionaries, lists, numbers, text, `StoredTensor`s and `Record`s.
+    """The object that `torch.save` stored, as data: dictionaries, lists, numbers, text, `StoredTensor`s, `Record`s.
 
     Tensors can be loaded inside the `with`.
     """

@@ -23,7 +23,7 @@ _GELU: dict[str, MlpKind] = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "g
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """One kind of model.
+    """A family of left-to-right models: its settings and the names of its weights.
 
     Args:
         prefix: of the names of all weights but the head's, which some files leave out.

@@ -77,7 +77,7 @@ class Corpus(DataConfig):
         return Prepared(table(train), table(valid) if valid else None, tokenizer, self.packing)
 
     def open(self) -> Source:
-        """The text itself."""
+        """The source of the text."""
         return open_source(
             self.source,
             folder=self.folder,

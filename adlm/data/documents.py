@@ -21,7 +21,7 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentRule(ABC):
-    """Where documents begin and end. Documents of nothing but white space are dropped unless `keep_empty`."""
+    """A rule for where documents begin and end. Blank documents are dropped unless `keep_empty`."""
 
     keep_empty: bool = False
     by_line: ClassVar[bool] = True
@@ -207,12 +207,14 @@ def _portions(text: str) -> Iterator[str]:
 
 
 class CorpusSize(NamedTuple):
+    """The number of documents and characters of a corpus."""
+
     documents: int
     characters: int
 
 
 class Cut(ABC):
-    """How files that come without splits are cut into train, valid and test."""
+    """A rule that cuts files without splits into train, valid and test."""
 
     @abstractmethod
     def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
@@ -221,7 +223,7 @@ class Cut(ABC):
 
 @dataclass(frozen=True)
 class NoCut(Cut):
-    """Every split is the whole text: what an evaluation reads is test data, all of it."""
+    """A cut in which every split is the whole text: all of it is test data in an evaluation."""
 
     def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
         return pieces

@@ -1,4 +1,4 @@
-"""The grammar of `Stories` as data: who and what there is, how likely it is, and in which words it is told.
+"""The grammar of `Stories` as data: who and what there is, how likely it is, and in which words it is written.
 
 A plot is a list of choices and a list of beats. A choice draws a value with whole-number weights that may
 depend on earlier choices; a beat draws one of several sentences, into which the values are written:

@@ -99,7 +99,7 @@ class Tokenizer:
         """The ids of a text, without begin or end tokens.
 
         Args:
-            first: the text begins here; otherwise it goes on from something else.
+            first: whether the text begins here; otherwise it continues other text.
         """
         return self.encode_batch([text], first=first)[0]
 
@@ -136,7 +136,7 @@ class Tokenizer:
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """For each id of `encode(text)` the numbers of its first character and the one after its last."""
+        """The span [first character, last + 1) of each id of `encode(text)`."""
         return self.backend.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -144,7 +144,7 @@ class Tokenizer:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def token(self, index: int) -> str:
-        """One id as people read it."""
+        """The text of one id, readable for people."""
         return MASK if index == self.mask_id else self._inside.decode([index], skip_special_tokens=False)
 
     def save(self, folder: Path, *, shown: Backend | None = None) -> None:
@@ -309,7 +309,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def train_words(texts: Iterable[str], vocab_size: int = 65_536) -> Tokenizer:
-    """Every word (with the space before it) and every mark a token: for small closed vocabularies."""
+    """Train a tokenizer with one token per word (with the space before it) and per mark: for small vocabularies."""
     backend = Backend(models.WordLevel(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), "isolated")
     backend.decoder = decoders.Fuse()
@@ -321,7 +321,7 @@ def train_words(texts: Iterable[str], vocab_size: int = 65_536) -> Tokenizer:
 
 
 def characters(alphabet: str = " abcdefghijklmnopqrstuvwxyz") -> Tokenizer:
-    """One token per character; text8's 27 by default."""
+    """A tokenizer with one token per character; text8's 27 by default."""
     vocabulary = {token: index for index, token in enumerate([*dict.fromkeys(alphabet), "<unk>"])}
     backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_CHARACTERS), "isolated")

@@ -22,7 +22,7 @@ class Times(ABC):
 
     @abstractmethod
     def levels(self, sample_id: Tensor, noise: Noise) -> Tensor:
-        """[B] float64 in [0, 1) for sample ids [B]."""
+        """Noise levels [B] in [0, 1), float64, for sample ids [B]."""
 
 
 @dataclass(frozen=True)

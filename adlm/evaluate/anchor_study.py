@@ -1,4 +1,4 @@
-"""What the anchors of a two-stage model do: how well each stage predicts, and what the denoiser is told.
+"""What the anchors of a two-stage model do: how well each stage predicts, and what is handed to the denoiser.
 
 The denoiser also predicts from changed anchors (`anchor_trials.py`): if its nats stay the same when anchors tell only
 how frequent tokens are, the anchors carry nothing.
@@ -219,13 +219,13 @@ def anchor_markdown(result: Result) -> str:
 
 
 def anchor_lines(result: Result) -> list[str]:
-    """What the tables of an anchor study show, in words."""
+    """The findings of an anchor study, in words."""
     told = [f"told {trial}: {words}" for trial, words in result.protocol["trials"].items()]
     return [f"{result.data['rows']:,} rows; ± one standard error, by a jackknife over rows", *told]
 
 
 def anchor_tables(figures: Figures, levels: Sequence[float]) -> list[AnchorTable]:
-    """How well each stage predicts; the denoiser's nats by what it is told; which kinds of token are decided first."""
+    """The tables of an anchor study: accuracy of each stage, the denoiser's nats by hand-over, and kinds of word."""
 
     def cell(level: float, kind: str, stage: str, what: str) -> str:
         name = ", ".join(filter(None, (f"{level:g}", kind, stage)))
@@ -268,7 +268,7 @@ def anchor_tables(figures: Figures, levels: Sequence[float]) -> list[AnchorTable
     return [
         AnchorTable("Both stages", ("masked", "tokens", "stage", *measures, "agreement of the stages"), both),
         AnchorTable(
-            "Nats of the denoiser, by what it is told", ("masked", "tokens", *TRIALS, "gain over unigram"), trials
+            "Nats of the denoiser, by what it is handed", ("masked", "tokens", *TRIALS, "gain over unigram"), trials
         ),
         AnchorTable("Probability of the true token", ("tokens", "stage", *map(masked, levels)), kinds),
     ]

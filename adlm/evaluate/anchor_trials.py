@@ -42,7 +42,7 @@ class Trials:
 
     @property
     def words(self) -> dict[str, str]:
-        """What each trial does, in words, for the protocol."""
+        """A description of each trial, for the protocol."""
         if self.by_distribution:
             what = "logits" if isinstance(self.kind, Logits) else "probabilities"
             return {

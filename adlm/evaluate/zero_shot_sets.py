@@ -28,7 +28,7 @@ from adlm.resumable import checksum
 
 @dataclass(frozen=True)
 class ZeroShotSet:
-    """One of the sets.
+    """A zero-shot data set.
 
     Args:
         data: its name in the catalog, and that of its folder.
@@ -52,7 +52,7 @@ class OpenedSet:
 
     @property
     def departure(self) -> str | None:
-        """How it differs from the published set, in words."""
+        """The difference from the published set, in words."""
         published = self.set.splits[0]
         return None if self.split == published else f"the split {self.split}; published figures are on {published}"
 

@@ -36,11 +36,11 @@ class Outputs(NamedTuple):
         return cls(mask, mask.flatten().nonzero()[:, 0])
 
     def select(self, x: Tensor) -> Tensor:
-        """[B, L, D] -> [N, D]"""
+        """The features [N, D] at these positions, from [B, L, D]."""
         return x[:, : self.mask.shape[1]].flatten(0, 1).index_select(0, self.flat)
 
     def select_rows(self, x: Tensor) -> Tensor:
-        """[B, D] -> [N, D]: what belongs to the row of each position."""
+        """The values [N, D] of the row of each position, from [B, D]."""
         return x.index_select(0, self.flat // self.mask.shape[1])
 
 

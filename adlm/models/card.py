@@ -21,7 +21,7 @@ _MARK = re.compile(r"\n<!-- Written by adlm ([0-9a-f]{64})[^\n]*-->\s*\Z")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card can say beyond what the network shows. What is not given is left out.
+    """Facts for a model card that the network does not show. Missing ones are left out.
 
     Args:
         licence: the Hub's short name, such as apache-2.0.
@@ -43,7 +43,7 @@ class Facts:
 def card_text(
     model: LanguageModel, network: NetworkConfig, vocabulary: Vocabulary, rows: Packing, facts: Facts | None = None
 ) -> str:
-    """A card that ends in a checksum of itself, by which a later save sees whether somebody has edited it."""
+    """A card that ends with its own checksum, which tells a later save whether the card was edited."""
     facts = facts or Facts()
     stacks = [value for _, value in _walk(network) if isinstance(value, StackConfig)]
     layers = [value for name, value in _walk(network) if name.endswith("layers") and isinstance(value, int)]
@@ -68,7 +68,7 @@ def card_text(
         "```python\n"
         "import adlm\n\n"
         'model = adlm.load(".")  # this folder, or owner/name on the Hub\n'
-        'print(model.generate("", n=2, seed=0))  # texts that go on from a prompt\n'
+        'print(model.generate("", n=2, seed=0))  # texts that continue a prompt\n'
         'print(model.infill("[MASK][MASK]"))  # each [MASK] becomes one token\n'
         'print(model.score("a text"))  # -log p in nats\n'
         "```\n"
@@ -88,7 +88,7 @@ def card_text(
 
 
 def may_replace(card: Path) -> bool:
-    """Whether there is no card yet, or one that we wrote and nobody has changed."""
+    """Whether there is no card yet, or an unedited one written by this package."""
     if not card.exists():
         return True
     try:

@@ -86,5 +86,5 @@ class Head(nn.Module):
 
 
 def widened(x: Tensor) -> Tensor:
-    """At least float32: short types are for matrix products, not for probabilities."""
+    """The tensor in at least float32: short types are for matrix products, not for probabilities."""
     return x if x.dtype == torch.float64 else x.float()

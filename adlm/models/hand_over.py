@@ -27,7 +27,7 @@ class AnchorState(NamedTuple):
 
 @dataclass(frozen=True)
 class HandOver(ABC):
-    """How the denoiser reads the anchor stage."""
+    """The way in which the denoiser reads the anchor stage."""
 
     @abstractmethod
     def build(self, vocabulary: Vocabulary, width: int, *, tied_to: Embedding | None) -> "HandOverModule":

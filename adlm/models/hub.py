@@ -97,7 +97,7 @@ def push_folder(folder: str | Path, name: str, *, private: bool | None = None, t
 
 
 def has_edited_card(name: str, *, revision: str | None, token: str | bool | None) -> bool:
-    """Whether the repository has a card that somebody wrote or changed by hand."""
+    """Whether the repository has a card that was written or edited by hand."""
     try:
         return not may_replace(Path(hf_hub_download(name, CARD, revision=revision, token=token)))
     except (EntryNotFoundError, RevisionNotFoundError):

@@ -87,7 +87,7 @@ def save_model(
             text = card_text(model, config.network, config.vocabulary, config.packing, facts)
             (new / CARD).write_text(text, encoding="utf-8")
         write_weights(new / WEIGHTS, model, asked)
-        # safetensors lets nobody else read what it writes; whoever may read the config may read the weights.
+        # safetensors makes its file private; give the weights the permissions of the config.
         (new / WEIGHTS).chmod((new / CONFIG).stat().st_mode)
         # All is written. From the next line to the last one the folder is no model; only names change in between.
         (folder / WEIGHTS).unlink(missing_ok=True)

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
         return self._replace(cos=self.cos[..., :count, :, :, :], sin=self.sin[..., :count, :, :, :])
 
     def at(self, positions: Tensor) -> "Layout":
-        """Of the positions `positions` [B, m] alone, as they see all others."""
+        """The layout of the positions `positions` [B, m] alone, as they see all others."""
         rows, column = len(positions), positions[:, :, None, None, None]
         cos, sin = (x.expand(rows, *x.shape[-4:]).take_along_dim(column, 1) for x in (self.cos, self.sin))
         hidden = self.hidden
@@ -71,12 +71,12 @@ def shift_right(tokens: Tensor, start: int, segments: Tensor | None = None) -> T
 
 
 def starts_of(segments: Tensor) -> Tensor:
-    """[B, L] bool: the first position of each segment."""
+    """The first position of each segment, [B, L] bool."""
     return F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=True)
 
 
 def positions_in(segments: Tensor) -> Tensor:
-    """[B, L]: each position's number within its segment, so that padding on the left changes nothing."""
+    """The position [B, L] of each token within its segment, so that padding on the left changes nothing."""
     index = torch.arange(segments.shape[1], device=segments.device)
     return index - (index * starts_of(segments)).cummax(-1).values
 
@@ -175,7 +175,7 @@ class Norm(nn.Module):
         return self.scaled(x, self.weight, self.bias)
 
     def scaled(self, x: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
-        """With this gain [D] and shift [D] in place of its own."""
+        """The normalized input with this gain [D] and shift [D] in place of the norm's own."""
         if not self.rms:
             return F.layer_norm(x, (x.shape[-1],), gain, shift, self.eps)
         x = F.rms_norm(x, (x.shape[-1],), gain, self.eps)
@@ -239,7 +239,7 @@ class ShortConvolution(nn.Module):
 
 
 def reach(size: int, *, shifted: bool) -> tuple[int, int]:
-    """How far a convolution of this size looks to the left and to the right."""
+    """How far a convolution of this size reaches to the left and to the right."""
     before = size - 1 if shifted else size // 2
     return before, size - 1 - before
 

@@ -17,7 +17,7 @@ CacheKind = Literal["tokens", "blocks"]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a model needs to know about its tokenizer: the number of ids, mask included, and the id of the mask."""
+    """The number of token ids, mask included, and the id of the mask."""
 
     size: int
     mask_id: int
@@ -33,7 +33,7 @@ class Vocabulary:
 
 
 def cache_kind_of(attention: Attention) -> CacheKind | None:
-    """What a network with this attention can keep: what no later position will change."""
+    """The kind of cache that a network with this attention can have: what no later position will change."""
     kinds: dict[Attention, CacheKind | None] = {"causal": "tokens", "block": "blocks", "full": None}
     return kinds[attention]
 
@@ -63,7 +63,7 @@ class NetworkConfig(ABC):
 
     @property
     def stages(self) -> int:
-        """1, or 2 if an anchor stage comes before the denoiser."""
+        """The number of stages: 1, or 2 if an anchor stage comes before the denoiser."""
         return max(1, len(self.stacks))
 
     @property
@@ -73,7 +73,7 @@ class NetworkConfig(ABC):
 
     @property
     def width(self) -> int:
-        """D, the size of the features."""
+        """The size D of the features."""
         return self.stacks[0].width
 
     @property
@@ -88,7 +88,7 @@ class NetworkConfig(ABC):
 
     @property
     def cache_kind(self) -> CacheKind | None:
-        """What the network can keep of the positions it has read; None means nothing."""
+        """The kind of cache the network can have; None means none."""
         return cache_kind_of(self.attention)
 
     @property
@@ -103,7 +103,7 @@ class NetworkConfig(ABC):
 
     @property
     def time_conditioned(self) -> bool:
-        """Whether the network is told the time of each row."""
+        """Whether the network is conditioned on the time of each row."""
         return any(stack.timed for stack in self.stacks)
 
     @property
@@ -129,7 +129,7 @@ class NetworkConfig(ABC):
 
     def check_blocks(self) -> None:
         """Refuse a size without blocks, blocks without a size, a start that nothing reads, and a shifted masked network
-        that is told the time."""
+        that is conditioned on time."""
         if (self.block_size > 0) != (self.attention == "block"):
             raise ConfigError(
                 f"asked for block_size={self.block_size} with {self.attention} attention",

@@ -25,7 +25,7 @@ Biases = Literal["mlp", "none", "qkv", "all"]
 
 @dataclass(frozen=True)
 class StackConfig:
-    """Shape of a stack.
+    """The shape of a stack.
 
     Args:
         attention: which positions a position sees. The size of blocks belongs to the network, and can be chosen for
@@ -118,12 +118,12 @@ class StackConfig:
 
     @property
     def channels(self) -> int:
-        """Width of a head."""
+        """The width of a head."""
         return self.head_width or self.width // self.heads
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of heads of keys and values."""
         return self.kv_heads or self.heads
 
     @property
@@ -132,7 +132,7 @@ class StackConfig:
         return self.hidden or self.mlp_ratio * self.width
 
     def build_norm(self, width: int = 0) -> Norm:
-        """Of the stack's kind; over its own width by default."""
+        """A norm of the stack's kind; over its own width by default."""
         rms = self.norm == "rms"
         return Norm(width or self.width, rms=rms, eps=self.norm_eps, bias=self.biases == "all" and not rms)
 

@@ -34,7 +34,7 @@ class OptimizerConfig(ABC):
 
     @abstractmethod
     def build(self, model: nn.Module) -> Sequence[Optimizer]:
-        """One optimizer or several; together they hold each trainable parameter once."""
+        """Build one optimizer or several; together they hold each trainable parameter once."""
 
     def _adamw(self, model: nn.Module, parameters: Sequence[NamedParameter]) -> Sequence[Optimizer]:
         decaying = _weights(model, nn.Linear, Head) - _weights(model, nn.Embedding)

@@ -44,7 +44,7 @@ def command(
     device: str = "auto",
     revision: str | None = None,
 ) -> None:
-    """The cost of reference solutions given their prompts; with --run, pass@k of solutions that the model writes.
+    """Measure the cost of reference solutions given their prompts, or with --run pass@k of the model's solutions.
 
     --run executes unreviewed programs in a process with little time, memory and rights. Use it on a machine that you
     could lose.

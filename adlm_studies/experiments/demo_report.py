@@ -120,7 +120,7 @@ def _speeds(outcomes: Sequence[StepOutcome]) -> Mapping[str, float]:
 
 
 def mark(corpus: str, text: str) -> str:
-    """Before a sample: whether the story is one its grammar could have told."""
+    """The mark before a sample, which says whether the grammar could have written the story."""
     source = _stories(corpus)
     return "" if source is None else "· " if source.problems(text) else "✓ "
 

@@ -157,14 +157,16 @@ def _measured(judge: Judge, real: NDArray[np.float32], texts: Sequence[str], cor
 
 @dataclass(frozen=True)
 class Generation(Study):
-    """Args:
-    corpus: by its name at the scale; the first there by default.
-    samplers: of `SAMPLERS`, all by default. MDLM is sampled with those that are in `SHARED` too.
-    grid: numbers of steps; the scale's own by default. Rules that mask again take every other one.
-    texts: of each setting; the scale's own by default.
-    judge: as in `adlm evaluate generation`; by default a model of the study's own, at paper scale GPT-2 large.
-    training_steps: the scale's own by default.
-    rows: held-out rows that models are scored on.
+    """The study of how good samples are and what they cost, for every sampler and several numbers of steps.
+
+    Args:
+        corpus: by its name at the scale; the first there by default.
+        samplers: of `SAMPLERS`, all by default. MDLM is sampled with those that are in `SHARED` too.
+        grid: numbers of steps; the scale's own by default. Rules that mask again take every other one.
+        texts: of each setting; the scale's own by default.
+        judge: as in `adlm evaluate generation`; by default a model of the study's own, at paper scale GPT-2 large.
+        training_steps: the scale's own by default.
+        rows: held-out rows that models are scored on.
     """
 
     name: ClassVar[str] = "generation"

@@ -181,7 +181,7 @@ def _last_table(curves: Sequence[Curve], sizes: Sequence[int]) -> ReportTable:
 
 
 def lead(curves: Sequence[Curve], values: int) -> str:
-    """What was found, from the numbers."""
+    """The findings in words, from the numbers."""
     models = _models(curves)
     growths = {model: _growth(mine) for model, mine in models.items()}
     said = [f"{model} {growth}" for model, growth in growths.items() if growth is not None]

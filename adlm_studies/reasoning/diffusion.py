@@ -139,7 +139,7 @@ class DiffusionReasoningTable(ReasoningTable):
         return found
 
     def question(self, row: int) -> Ids:
-        """All that is given before the positions for anchors, without padding."""
+        """The given tokens before the positions for anchors, without padding."""
         numbers = np.array([row])
         before = slice(0, self.given)
         return self.tokens(numbers)[0, before][self.valid(numbers)[0, before]]
@@ -181,14 +181,14 @@ class AnchorsFirst(Unmasking):
 
 
 def between(tokens: Tensor, begin: int, end: int) -> Tensor:
-    """[B, L] bool: the positions after the last `begin` that is before the last `end`."""
+    """The positions [B, L] after the last `begin` that is before the last `end`."""
     begun = (tokens == begin).flip(-1).cumsum(-1).flip(-1) == 0
     unfinished = (tokens == end).flip(-1).cumsum(-1).flip(-1) > 0
     return begun & unfinished & (tokens != end)
 
 
 def most_confident_first() -> Ordered:
-    """One token after another, the most_confident_first first, the likeliest always."""
+    """A sampler that writes one token at a time, the most confident first and always the likeliest."""
     return Ordered(filters=(Temperature(0.0),), pace=PerStep(1))
 
 
@@ -204,7 +204,7 @@ def answer_by_denoising(
     top: int = 3,
     watch: SolveProgress | None = None,
 ) -> list[WrittenAnswer]:
-    """What a diffusion model writes for each row of a table, from the question alone.
+    """The text that a diffusion model writes for each row of a table, from the question alone.
 
     Rows are taken together where their questions have one length, since all that a row has is seen.
 

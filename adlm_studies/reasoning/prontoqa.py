@@ -47,7 +47,7 @@ _NEGATED_ON_THE_WAY, _NEGATED_LAST, _NEGATED_ELSEWHERE = 0.275, 0.467, 0.33
 
 @dataclass(frozen=True)
 class ProntoQA(PublishedTask):
-    """True or false. The size is the number of hops."""
+    """The task ProntoQA: true or false. The size is the number of hops."""
 
     name = "prontoqa"
     published_size, smallest, largest = _HOPS, 1, 6

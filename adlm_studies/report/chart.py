@@ -169,7 +169,7 @@ def _described(chart: Chart, drawn: list[list[ChartPoint]]) -> str:
 
 
 def tip_text(name: str, point: ChartPoint) -> str:
-    """What a point says when it is pointed at."""
+    """The tooltip of a point."""
     interval = f" ({point.low:.4g} to {point.high:.4g})" if point.high > point.low else ""
     return f"{name}: {point.y:.4g}{interval} at {_short(point.x)}"
 

@@ -30,7 +30,7 @@ def command(
     plot: Path | None = None,
     run: Run = RUN,
 ) -> None:
-    """How well both stages of a two-stage model predict, and what the anchors tell the denoiser.
+    """Measure how well both stages of a two-stage model predict, and what the anchors tell the denoiser.
 
     Tables as Markdown and a picture go beside the result.
 

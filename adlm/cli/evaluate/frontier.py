@@ -30,7 +30,7 @@ def command(
     measured: References = REFERENCES,
     run: Run = RUN,
 ) -> None:
-    """Generative perplexity, entropy, MAUVE and speed over samplers and steps: a table, a picture, JSON.
+    """Measure generative perplexity, entropy, MAUVE and speed over samplers and steps: a table, a chart, JSON.
 
     Speeds are those of this machine with whatever else runs on it. A .svg and a .png go beside the result.
 
@@ -62,7 +62,7 @@ def _show(result: Result, out: Path) -> None:
 
 
 def steps_of(text: str) -> tuple[int, ...]:
-    """As numbers: 16..128 is 16, 32, 64, 128, and 16,100 is just these."""
+    """Numbers of steps from text: 16..128 is 16, 32, 64, 128, and 16,100 is 16 and 100."""
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))

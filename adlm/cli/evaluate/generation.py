@@ -28,7 +28,7 @@ def command(
     measured: References = REFERENCES,
     run: Run = RUN,
 ) -> None:
-    """Generative perplexity, entropy, variety, repetition, copies and MAUVE of texts, and the same of real ones.
+    """Measure generative perplexity, entropy, variety, repetition, copies and MAUVE of texts and of references.
 
     Texts are written next to the result.
 

@@ -28,7 +28,7 @@ def command(
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     run: Run = RUN,
 ) -> None:
-    """How often a model restores a word, a phrase of three words or a sentence that was cut out of a held-out text.
+    """Measure how often a model restores a word, a phrase of three words or a sentence cut from a held-out text.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.

@@ -31,7 +31,7 @@ def command(
     bound: Bound = BOUND,
     run: Run = RUN,
 ) -> None:
-    """Perplexity and bits of held-out text: exact for left-to-right models, else the clean bound with its error.
+    """Measure perplexity and bits of held-out text: exact for left-to-right models, else a bound with its error.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.

@@ -27,7 +27,7 @@ def command(
     batch: int = 64,
     run: Run = RUN,
 ) -> None:
-    """How far a model of generated stories is from the process that writes them, and what is wrong with its own.
+    """Measure how far a model of generated stories is from the true process, and what is wrong with its samples.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.

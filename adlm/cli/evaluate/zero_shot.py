@@ -27,7 +27,7 @@ def command(
     bound: Bound = BOUND,
     run: Run = RUN,
 ) -> None:
-    """Perplexity on texts that a model was not trained on, detokenised and wrapped into its rows as published.
+    """Measure perplexity on texts a model was not trained on, detokenized and wrapped into rows as published.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.

@@ -1,7 +1,7 @@
 """`adlm reason`: models that answer questions in steps."""
 
 COMMANDS = {
-    "train": "train a model on a task, by a method with its stages; stopped, it goes on where it was",
+    "train": "train a model on a task, by a method with its stages; resumes if it was interrupted",
     "evaluate": "accuracy on held-out problems with its interval, and the tokens it took",
     "show": "one problem: what each thought predicted, what was written, right or wrong",
 }

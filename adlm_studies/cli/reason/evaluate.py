@@ -28,7 +28,7 @@ def command(
     texts: Path | None = None,
     device: str = "auto",
 ) -> None:
-    """Accuracy on problems that a model was not trained on, with its 95 % interval, and the tokens it wrote.
+    """Measure accuracy on held-out problems, with its 95 % interval and the number of tokens written.
 
     Args:
         run: the folder of a model that `adlm reason train` trained.

@@ -27,7 +27,7 @@ def command(
     plain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     device: str = "auto",
 ) -> None:
-    """A problem, what each thought of a model predicted, what it wrote, and whether that is right.
+    """Show a problem, what each thought of a model predicted, what it wrote, and whether that is right.
 
     Args:
         run: the folder of a model that `adlm reason train` trained.
