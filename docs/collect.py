@@ -43,8 +43,9 @@ def main() -> None:
         for section in report.sections:
             if isinstance(section, Chart):
                 charts += 1
-                save_svg(section, OUT / f"{study.name}-{charts}.svg")
-                lines += [f"## {section.title}", f"![{section.title}]({study.name}-{charts}.svg)", _wrapped(section.note)]
+                picture = f"{study.name}-{charts}.svg"
+                save_svg(section, OUT / picture)
+                lines += [f"## {section.title}", f"![{section.title}]({picture})", _wrapped(section.note)]
             elif isinstance(section, ReportTable):
                 lines += [f"## {section.title}", _table(section), _wrapped(section.note)]
             elif isinstance(section, Section):

@@ -106,7 +106,7 @@ def run(code: str, tests: str = "", *, limits: ProgramLimits | None = None) -> P
 
 
 def _resources(limits: ProgramLimits) -> dict[str, tuple[int, int]]:
-    """The soft and the hard limit of each; a process gets a signal at the soft time limit and is killed at the other."""
+    """The soft and the hard limit of each; a process gets a signal at the soft time limit and killed at the other."""
     whole = math.ceil(limits.seconds)
     return {
         "RLIMIT_CPU": (whole, whole + 1),

@@ -313,7 +313,7 @@ def _away(found: _Bits) -> str:
     gain = found.gain(found.pairs(away=True))
     if not means or gain is None:
         return ""
-    told = "" if significant(gain) else ", which seeds do not tell from none"
+    told = "" if significant(gain) else ", which is not significant"
     return f"Away from home, texts take {means} times the bits; anchoring changes them by {gain} bits per byte{told}."
 
 

@@ -386,7 +386,7 @@ def _winner(written: Sequence[StepOutcome], measure: str, budget: int) -> str:
     plain = f"{here[0].labels['model']}, ancestral"
     for mean, other in (pair for pair in ranked[1:] if _named(pair[1]) == plain):
         told = significant(_gap(_values(here, measure), _values(other, measure)))
-        found += f" (ancestral: {mean}{'' if told else '; seeds do not tell them apart'})"
+        found += f" (ancestral: {mean}{'' if told else '; not significantly different'})"
     return f"{found}."
 
 
