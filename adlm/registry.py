@@ -206,7 +206,7 @@ def register(group: str, name: str | None = None) -> Callable[[T], T]: ...
 @overload
 def register(group: str, name: str | None, member: T) -> T: ...
 def register(group: str, name: str | None = None, member: Any = None) -> Any:
-    """Make a class known by name, as a decorator or by a call with the class.
+    """Register a class by name, as a decorator or by a call with the class.
 
     The class is a frozen dataclass below the base of its group; a sampler may also be a function that makes one. It can
     be stored and read from then on, and set by its name: `--set objective=MyObjective`, `--sampler my-sampler`.

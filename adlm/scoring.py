@@ -18,7 +18,7 @@ Span = str | tuple[int, int]
 
 
 class Score(NamedTuple):
-    """-log p of a text in nats, its tokens, and what each adds to the mean of `nats`."""
+    """The score of a text: -log p in nats, its tokens, and what each token adds to the mean of `nats`."""
 
     nats: Estimate
     tokens: tuple[str, ...]

@@ -58,7 +58,7 @@ def anchors(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Accuracy, nats and calibration of both stages by noise level, and what the anchors tell the denoiser.
+    """Measure accuracy, nats and calibration of both stages by noise level, and what the anchors tell the denoiser.
 
     `anchor_tables`, `anchor_markdown` and `draw_anchors` show the result.
 

@@ -46,7 +46,7 @@ def generation(
     progress: Progress | None = None,
     **options: object,
 ) -> Result:
-    """Generative perplexity, entropy, variety, repetition, copies and MAUVE of texts, and the same of real ones.
+    """Measure generative perplexity, entropy, variety, repetition, copies and MAUVE of texts and of references.
 
     Figures of real texts are named "references FIGURE".
 

@@ -47,7 +47,7 @@ def perplexity(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Perplexity, nats per token and bits per byte and character of held-out text, with standard errors over items.
+    """Measure perplexity, nats per token and bits per byte and character of held-out text, with standard errors.
 
     Figures are exact for left-to-right models and bounds for masked ones. Under `torchrun`, processes share the work
     and return the same result.

@@ -63,7 +63,7 @@ def frontier(
     progress: Progress | None = None,
     **options: object,
 ) -> Result:
-    """Generative perplexity, entropy, MAUVE and speed of a masked model over samplers and steps.
+    """Measure generative perplexity, entropy, MAUVE and speed of a masked model over samplers and steps.
 
     Figures are named "SAMPLER STEPS FIGURE"; `frontier_points` gives them by point. Speeds are those of this machine,
     with whatever else runs on it.

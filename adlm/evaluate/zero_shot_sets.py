@@ -95,7 +95,7 @@ def zero_shot(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Perplexity and bits on texts that a model was not trained on. Figures are named "FIGURE SET".
+    """Measure perplexity and bits on texts that a model was not trained on. Figures are named "FIGURE SET".
 
     Args:
         model: a model, its folder, or its name on the Hugging Face Hub.
