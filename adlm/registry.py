@@ -140,7 +140,7 @@ _ALIASES: dict[str, dict[str, str]] = {
     "sampler": {"mdlm": "ancestral", "ddpm": "ancestral", "eb": "entropy-bounded", "ar": "left-to-right"},
     "times": {"Spread": "LowDiscrepancyTimes"},
 }
-_CATALOG = "adlm.data.catalog:CATALOG"  # data sets are values with a summary and a licence, and are kept there
+_CATALOG = "adlm.data.catalog:CATALOG"  # data sets are values with a summary and a license, and are kept there
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _imported: list[str] = []
 _stored: list[tuple[str, Path]] = []
@@ -319,7 +319,7 @@ def _import(module: str, asked: str = "") -> None:
 
 
 def _search_working_folder() -> None:
-    """Put the working folder at the end of the path, where it stays: a module may import its neighbours later."""
+    """Put the working folder at the end of the path, where it stays: a module may import its neighbors later."""
     if (folder := str(Path.cwd())) not in sys.path and "" not in sys.path:
         sys.path.append(folder)
     importlib.invalidate_caches()

@@ -160,8 +160,8 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             prompt: one prompt, or several: then `n` texts of the first, `n` of the second and so on.
             suffix: text after the blanks, for models that see both sides.
             n: texts per prompt; also num_samples, num_return_sequences.
-            max_new_tokens: write at most so many tokens after the prompt; also gen_length. A masked model sees rows as in
-                training: if they were always full, the rest of the row stays blank; if padding was hidden, the row is
+            max_new_tokens: write at most so many tokens after the prompt; also gen_length. A masked model sees
+                rows as in training: if they were always full, the rest of the row stays blank; if padding was hidden, the row is
                 as long as its text, and exactly so many tokens are written, including the end token. Left-to-right
                 models, block diffusion, and masked models with `block_size` can write more than a row.
             sampler: a sampler, or its name (see `adlm.samplers.named.sampler_for`); by default the model's own.

@@ -101,7 +101,7 @@ class Corrupted(NamedTuple):
 class LossTerms(NamedTuple):
     """Sums of a loss, and the number of scored tokens by which the global sums are divided once.
 
-    `loss_sum` is optimised; `nll_sum` is the clean bound in nats, free of any training-only term.
+    `loss_sum` is optimized; `nll_sum` is the clean bound in nats, free of any training-only term.
     """
 
     loss_sum: Tensor

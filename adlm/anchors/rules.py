@@ -1,4 +1,4 @@
-"""Which tokens are important: anchor rules mark positions of a batch, vectorised on its device.
+"""Which tokens are important: anchor rules mark positions of a batch, vectorized on its device.
 
 This module has the interfaces and the rules that need only the row itself. Rules that use a corpus are in `corpus.py`,
 rules that use the text of a token in `words.py`.

@@ -1,7 +1,7 @@
 """Read a checkpoint that PyTorch wrote (`torch.save`, a zip file) without running anything in it.
 
 The file holds one pickle, `data.pkl`, and the raw bytes of every storage under `data/`. The pickle is read as data
-(`pickle_data`); tensors are made of the bytes directly, and only those that are asked for: an optimiser's are never
+(`pickle_data`); tensors are made of the bytes directly, and only those that are asked for: an optimizer's are never
 read. What could make reading costly is refused first: torch compresses nothing, so every entry must be stored as it
 is and all of them must fit into the file.
 """

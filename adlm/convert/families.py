@@ -74,7 +74,7 @@ def _size(settings: Settings, name: str, default: int | None = None) -> int:
 
 
 def _llama(settings: Settings, **differing: Any) -> OneStageConfig:
-    """Llama; Qwen2 has biases of queries, keys and values, Qwen3 normalises queries and keys."""
+    """Llama; Qwen2 has biases of queries, keys and values, Qwen3 normalizes queries and keys."""
     width, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
     rope = _rope(settings)
     base = _number(rope, "rope_theta", _number(settings, "rope_theta", 10_000.0))

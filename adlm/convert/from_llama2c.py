@@ -1,7 +1,7 @@
 """A model of llama2.c (`model.bin` and `tokenizer.bin`) into one of this package.
 
 `model.bin` of version 0: seven int32, then float32 tensors one after another, those of all layers together. It is a
-Llama: RMS norms, a gated MLP, rotary positions whose pairs are neighbours. The head is the embedding if the vocabulary
+Llama: RMS norms, a gated MLP, rotary positions whose pairs are neighbors. The head is the embedding if the vocabulary
 size is positive. Rows begin after the begin token, which also ends each document.
 """
 

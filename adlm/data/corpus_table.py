@@ -186,7 +186,7 @@ class _Seen:
         """Count tokens [N] of the documents with these numbers [N], which never fall."""
         if not len(tokens):
             return
-        # Sorted stably by token, a token's documents still rise, so equal neighbours are repetitions. NumPy sorts
+        # Sorted stably by token, a token's documents still rise, so equal neighbors are repetitions. NumPy sorts
         # 16 bits by counting, a few times faster than 64 bits by comparing.
         narrow = tokens.astype(np.uint16 if len(self.last) <= 1 << 16 else np.uint32)
         order = np.argsort(narrow, kind="stable")

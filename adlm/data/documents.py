@@ -1,6 +1,6 @@
 """From raw records to documents: where they begin and end, and how a corpus without splits is cut into them.
 
-Text comes as segments: strings, and None where a record ends. A document rule moves those marks; a detokeniser
+Text comes as segments: strings, and None where a record ends. A document rule moves those marks; a detokenizer
 then undoes the published spacing of each segment; a cut selects a split.
 """
 
@@ -127,7 +127,7 @@ class WikiTextArticles(DocumentRule):
         for following in itertools.chain(self._lines(segments), ["\n"]):
             if before.isspace() and following.isspace() and self._TITLE.fullmatch(line):
                 yield None
-            # Each line is published with a space in front, which the detokeniser does not take away.
+            # Each line is published with a space in front, which the detokenizer does not take away.
             yield line.removeprefix(" ")
             before, line = line or "\n", following
 
@@ -169,7 +169,7 @@ def as_lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def as_pieces(segments: Segments, rule: DocumentRule, detokenizer: str) -> Iterator[Piece]:
-    """Documents by a rule, detokenised segment by segment, in pieces."""
+    """Documents by a rule, detokenized segment by segment, in pieces."""
     detokenize = find_detokenizer(detokenizer)
     for ends, group in itertools.groupby(rule.divide(segments), key=lambda segment: segment is None):
         if ends:

@@ -1,4 +1,4 @@
-"""Tokenise and pack a source into shards: in parallel, in flat memory, resumable, and the same bytes every time.
+"""Tokenize and pack a source into shards: in parallel, in flat memory, resumable, and the same bytes every time.
 
 Text is read in chunks of a fixed size, encoded by worker processes, and packed in order by one process. A
 shard is closed only at the end of a chunk, and what is needed to resume there is written next to it; so

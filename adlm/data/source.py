@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 PIECE_CHARACTERS = 1 << 18
-# One whitespace character between two others: GPT-2's pre-tokeniser starts a token there in every context.
+# One whitespace character between two others: GPT-2's pre-tokenizer starts a token there in every context.
 SAFE_CUT = re.compile(r"(?<=\S)\s(?=\S)")
 
 

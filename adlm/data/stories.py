@@ -1,7 +1,7 @@
 """Short stories whose exact entropy and likelihood are known, to train small models against a known floor.
 
 A story is drawn from the probabilistic program in `stories_grammar`: a plot, a few choices (who, where, what,
-which colour), and one of several sentences for each beat, filled in with the choices. Every choice can be read
+which color), and one of several sentences for each beat, filled in with the choices. Every choice can be read
 back from the text, so the text is exactly as uncertain as its choices: with pa(i) what choice i depends on,
 
     log p(text) = log p(plot) + sum_i log p(c_i | c_pa(i)),    H(text) = H(plot) + E sum_i H(c_i | c_pa(i)).
@@ -63,7 +63,7 @@ class _Mention(NamedTuple):
 
 
 class _Frame:
-    """A sentence with slots, which can be written and recognised."""
+    """A sentence with slots, which can be written and recognized."""
 
     def __init__(self, template: str, choices: Mapping[str, GrammarChoice]) -> None:
         self.slots: list[_Slot] = []

@@ -168,7 +168,7 @@ def _other_than(one: str) -> GrammarChoice:
     )
 
 
-# What: the things at hand depend on the place, their colour on the thing.
+# What: the things at hand depend on the place, their color on the thing.
 
 _TOYS_AT = _tables("""
     forest: lantern 4 basket 3 scarf 2 drum 1

@@ -35,7 +35,7 @@ from adlm.evaluate.measurement import ModelLike, Progress, check_counts, measuri
 from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.statistics import jackknife, jackknife_ratio
 
-# Okabe and Ito's colours, which differ for every kind of colour vision.
+# Okabe and Ito's colors, which differ for every kind of color vision.
 _COLOURS = {"anchor stage": "#E69F00", "denoiser": "#0072B2"}
 _LINES = {"anchor tokens": "-", "other tokens": "--"}
 

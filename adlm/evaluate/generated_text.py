@@ -20,7 +20,7 @@ from adlm.resumable import checksum
 from adlm.samplers.sampler import Sampler
 from adlm.text_model import TextModel
 
-_DOCUMENTS = 512  # of a training text, tokenised together
+_DOCUMENTS = 512  # of a training text, tokenized together
 
 
 def generation(

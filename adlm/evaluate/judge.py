@@ -1,6 +1,6 @@
 """Judges: frozen left-to-right models that give the likelihood of a text and features of it.
 
-A judge gets decoded text and tokenises it again, so that texts of any system are measured alike. Figures depend on the
+A judge gets decoded text and tokenizes it again, so that texts of any system are measured alike. Figures depend on the
 judge, on the length at which texts are cut and on what stands before the first token: they compare only if all three
 are equal, and `Judge.protocol` states them.
 """

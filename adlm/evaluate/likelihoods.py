@@ -61,7 +61,7 @@ def perplexity(
         folder: where the files of a catalog name are.
         field: the field or column that holds the text; several as in title,description; numbers if a CSV file has no
             header.
-        detokenizer: undo a corpus's tokenisation, by name.
+        detokenizer: undo a corpus's tokenization, by name.
         limit: score only the first so many rows (or documents).
         draws: noise levels per row, for bounds.
         estimator: of the bound (`adlm.objectives.likelihood.ESTIMATORS`); "all" shows how three of them agree. By

@@ -22,10 +22,10 @@ class Protocol:
     """The protocol of a published figure.
 
     Args:
-        data: its name in the catalog, which has its document rule and detokeniser.
+        data: its name in the catalog, which has its document rule and detokenizer.
         tokenizer: its name, in words.
         vocabulary: the number of ids, with the mask.
-        probe: a text and its ids, by which the tokenizer is recognised.
+        probe: a text and its ids, by which the tokenizer is recognized.
         size: the number of documents or characters of the published split.
         text: what is scored, in words.
     """

@@ -16,7 +16,7 @@ from adlm.evaluate.measurement import ModelLike, Progress, check_counts, measuri
 from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.text_figures import figures
 
-# Okabe and Ito's colours, which differ for every kind of colour vision.
+# Okabe and Ito's colors, which differ for every kind of color vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 _GREY = "#555555"
 _MARKS = "osD^vP*"

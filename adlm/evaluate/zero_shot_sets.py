@@ -1,6 +1,6 @@
 """Perplexity on texts that a model was not trained on: the seven sets of the field, and published figures on them.
 
-As in the published evaluations (SEDD, MDLM, ADLM), every record of a set is detokenised, ended by the end token and
+As in the published evaluations (SEDD, MDLM, ADLM), every record of a set is detokenized, ended by the end token and
 wrapped with the others into rows of the model's length. A record is one row on the Hub: a line of WikiText, blank or
 not, a sentence of PTB and LM1B, an article of PubMed and arXiv. The splits are theirs too: validation, or test for
 LAMBADA, LM1B and AG News. Published code also drops what does not fill a row at the end of each thousand records, not

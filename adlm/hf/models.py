@@ -67,7 +67,7 @@ class _Model(AdlmModel):
         return self.model_config.build()
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Networks initialise themselves. When weights are loaded, all of them are there but computed buffers.
+        # Networks initialize themselves. When weights are loaded, all of them are there but computed buffers.
         if not getattr(self, "_built", False):
             return
         if isinstance(module, Rotary):

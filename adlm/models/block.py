@@ -283,7 +283,7 @@ class Block(Deriving):
         return q, k, v.unflatten(-1, (self.key_heads, self.head_width))
 
     def _rotated(self, x: Tensor, layout: Layout, queries: int) -> Tensor:
-        """Queries of so many heads, then keys -> [B, L, heads, D/H], normalised if asked for, rotated."""
+        """Queries of so many heads, then keys -> [B, L, heads, D/H], normalized if asked for, rotated."""
         x = x.unflatten(-1, (1, -1, self.head_width))
         if self.query_norm is not None and self.key_norm is not None:
             parts = zip((self.query_norm, self.key_norm), x.tensor_split([queries], -2), strict=True)

@@ -24,7 +24,7 @@ class Facts:
     """Facts for a model card that the network does not show. Missing ones are left out.
 
     Args:
-        licence: the Hub's short name, such as apache-2.0.
+        license: the Hub's short name, such as apache-2.0.
         language: the Hub's short name, such as en.
         data: what the model was trained on, in words.
         figures: what was measured -> the result; with its error if it has one.

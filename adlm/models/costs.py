@@ -172,7 +172,7 @@ def activation_bytes(
     each = sites.all / (length or 1)  # sites per token
     blocks = [(stack.layers, *stack.block_activations(short)) for stack in network.stacks]
     if kept := _kept_pairs(sites) if cpu else 0:
-        # In float32, and so are queries, keys and values. Normalised queries and keys are kept once.
+        # In float32, and so are queries, keys and values. Normalized queries and keys are kept once.
         more = [4 * s.heads * kept // s.width + 3 * (4 - short) - short * s.query_key_norm for s in network.stacks]
         blocks = [(layers, before + extra, after) for (layers, before, after), extra in zip(blocks, more, strict=True)]
     before, after = blocks[-1][1:]

@@ -109,7 +109,7 @@ class _ProbabilitiesModule(HandOverModule):
 
 @dataclass(frozen=True)
 class Hidden(HandOver):
-    """A gated residual: e + sigmoid(G [e, h] + b) * W h, e the normalised embedding.
+    """A gated residual: e + sigmoid(G [e, h] + b) * W h, e the normalized embedding.
 
     The gate sees whether a position is masked. It starts half open.
     """

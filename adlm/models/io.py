@@ -65,7 +65,7 @@ def save_model(
     """Write a model folder, or replace the model in one. Other files in it stay, and so does a card that was edited.
 
     Args:
-        facts: what the card states beyond the network: licence, training data, figures.
+        facts: what the card states beyond the network: license, training data, figures.
     """
     asked = f"asked to save a model to {folder}"
     _check_network(model, config, asked)

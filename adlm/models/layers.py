@@ -56,7 +56,7 @@ class CleanSites(NamedTuple):
 
     first: number of the first clean site; those before it are noisy.
     hidden: [B|1, 1, C, K], what the clean sites must not see; None for the plain triangle.
-    neighbours: [B|1, size, S] sites that a convolution reads, -1 for none; None without a convolution.
+    neighbors: [B|1, size, S] sites that a convolution reads, -1 for none; None without a convolution.
     """
 
     first: int
@@ -163,7 +163,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 class Norm(nn.Module):
-    """Layer normalisation (or, if `rms`, by the root mean square) with a gain, and a bias if asked for."""
+    """Layer normalization (or, if `rms`, by the root mean square) with a gain, and a bias if asked for."""
 
     def __init__(self, width: int, *, rms: bool = False, eps: float = 1e-5, bias: bool = False) -> None:
         super().__init__()
@@ -183,9 +183,9 @@ class Norm(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """x + depthwise convolution over `size` neighbours, centred, or causal if the model is shifted.
+    """x + depthwise convolution over `size` neighbors, centered, or causal if the model is shifted.
 
-    Starts as the identity. It gives a masked model its neighbours from the start, which helps small ones early
+    Starts as the identity. It gives a masked model its neighbors from the start, which helps small ones early
     (docs/log.md).
     """
 

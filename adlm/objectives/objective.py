@@ -1,6 +1,6 @@
-"""What is optimised, and separately what is reported.
+"""What is optimized, and separately what is reported.
 
-An objective takes a model and a batch and returns sums: `loss_sum` for the optimiser, `nll_sum` the clean bound.
+An objective takes a model and a batch and returns sums: `loss_sum` for the optimizer, `nll_sum` the clean bound.
 Logits are made at scored positions only, in slices, never as [B, L, V].
 
 Shapes: B batch, L length, D width, N predicted positions.

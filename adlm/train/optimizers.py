@@ -65,7 +65,7 @@ class Muon(OptimizerConfig):
     Small masked models learn much faster with it (docs/log.md).
 
     Args:
-        matrix_lr: learning rate of the orthogonalised update, scaled by sqrt(max(1, rows / columns)).
+        matrix_lr: learning rate of the orthogonalized update, scaled by sqrt(max(1, rows / columns)).
     """
 
     lr: float = 3e-3

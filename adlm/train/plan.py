@@ -254,7 +254,7 @@ def memory(
 
     Args:
         rows: of a micro-batch.
-        parts: processes over which weights, gradients, optimiser states and averages are spread.
+        parts: processes over which weights, gradients, optimizer states and averages are spread.
         cpu: whether they compute on a CPU, where attention on short rows keeps more.
     """
     model = _meta(run, vocabulary)
@@ -298,7 +298,7 @@ class RunPlan(NamedTuple):
     """A run on given processes.
 
     Args:
-        parts: that weights, gradients and optimiser states are in.
+        parts: that weights, gradients and optimizer states are in.
         execution: type of matrix products and threads there.
         micro_batch_size, micro_batches: rows of a micro-batch, and how many of them each process computes in a step.
         memory: of each process.
@@ -338,7 +338,7 @@ def plan(
 
     Args:
         vocabulary: where the data is not known by name, its tokenizer's.
-        shard: weights, gradients and optimiser states are in parts on the processes.
+        shard: weights, gradients and optimizer states are in parts on the processes.
     """
     sums = summary(run, vocabulary=vocabulary, world_size=world_size)
     micro_batch_size, micro_batches = _micro_batches(run, sums.rows, world_size)

@@ -47,7 +47,7 @@ ARMS: dict[str, tuple[str, Callable[[Run], Run] | None]] = {
 }
 LEFT_TO_RIGHT = ("AR", "AR, same cost", "A2R")  # twins of A2R, and A2R
 MAIN = ("AR", "MDLM, same cost", "ADLM")
-# As many lines as there are colours.
+# As many lines as there are colors.
 DRAWN = ("AR", "MDLM", "MDLM, same parameters", "MDLM, same cost", "ADLM, γ = 0", "ADLM", "ADLM, logits")
 AGAINST = ("MDLM, same cost", "MDLM, same parameters", "MDLM")
 

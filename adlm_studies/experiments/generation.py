@@ -58,7 +58,7 @@ _CALLED = {
 }
 _DRAWN = tuple(_CALLED)[:4]
 _RISES = {"perplexity": False, "mauve": True, "flawless": True}
-# What is drawn in one chart: as many lines as there are colours.
+# What is drawn in one chart: as many lines as there are colors.
 _AR, _MDLM = ("AR", "left-to-right"), ("MDLM", "ancestral")
 _FAMILIES = {
     "masking again": (_AR, *(("ADLM", each) for each in ("ancestral", *RULES))),
@@ -87,7 +87,7 @@ class MeasureRealText(StudyWork):
         if len(table) < 2 * self.texts:
             asked = f"asked for {2 * self.texts} held-out rows of {corpus.source}"
             raise DataError(asked, f"{len(table)} of them", f"ask for at most {len(table) // 2} texts", subject="texts")
-        # From all over the split, in which neighbours may be of one document.
+        # From all over the split, in which neighbors may be of one document.
         chosen = np.linspace(0, len(table) - 1, 2 * self.texts).astype(np.int64)
         begin, end = model.config.packing.frame(model.tokenizer.roles)[0], model.tokenizer.roles.eos_id
         rows = [row[len(begin) :] for row in table.tokens(chosen).tolist()]

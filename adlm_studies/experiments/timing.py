@@ -1,7 +1,7 @@
 """What steps of training and texts take: seconds, operations, bytes.
 
 All that is compared runs in turn, round after round, in one process: machines are not quiet, and what disturbs one
-disturbs its neighbours in the round.
+disturbs its neighbors in the round.
 """
 
 import time

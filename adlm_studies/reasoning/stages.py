@@ -1,4 +1,4 @@
-"""Training in stages: one run a stage, each from the model of the stage before, with an optimiser of its own.
+"""Training in stages: one run a stage, each from the model of the stage before, with an optimizer of its own.
 
 FOLDER/stages/0, 1, ...    the runs of all stages but the last
 FOLDER                     the last: its model is the result

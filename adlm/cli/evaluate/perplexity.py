@@ -42,7 +42,7 @@ def command(
         folder: where the files of a catalog name are; without it they come from the Hub.
         field: the field or column that holds the text; several as in title,description; numbers, as in 2,3, if a CSV
             file has no header line.
-        detokenizer: undo a corpus's tokenisation, by name.
+        detokenizer: undo a corpus's tokenization, by name.
         documents: score each document on rows of its own, longer ones in windows.
         stride: with --documents: tokens from one window to the next; what they share is context and scored once.
     """
