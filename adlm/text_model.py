@@ -161,9 +161,9 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             suffix: text after the blanks, for models that see both sides.
             n: texts per prompt; also num_samples, num_return_sequences.
             max_new_tokens: write at most so many tokens after the prompt; also gen_length. A masked model sees
-                rows as in training: if they were always full, the rest of the row stays blank; if padding was hidden, the row is
-                as long as its text, and exactly so many tokens are written, including the end token. Left-to-right
-                models, block diffusion, and masked models with `block_size` can write more than a row.
+                rows as in training: if they were always full, the rest of the row stays blank; if padding was hidden,
+                the row is as long as its text, and exactly so many tokens are written, including the end token.
+                Left-to-right models, block diffusion, and masked models with `block_size` can write more than a row.
             sampler: a sampler, or its name (see `adlm.samplers.named.sampler_for`); by default the model's own.
             stop: end the text at the end token; False keeps everything but special tokens. One or several strings also
                 end it, before the first of them that is written after the prompt. Samplers that write from left to
