@@ -85,7 +85,9 @@ def from_llama2c(path: Path, options: Options = Options()) -> Converted:  # noqa
     file = path / WEIGHTS if path.is_dir() else path
     shape = _shape(file)
     if shape is None:
-        raise ModelError(asked, f"{file.name} is no model of llama2.c (version 0)", "get it again", subject=file.name)
+        raise ModelError(
+            asked, f"{file.name} is not a model of llama2.c (version 0)", "get it again", subject=file.name
+        )
     pieces = Path(options.tokenizer or file.parent / PIECES)
     if not pieces.is_file():
         fix = f"put {PIECES} beside it, or give --tokenizer FILE"

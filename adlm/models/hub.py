@@ -131,7 +131,7 @@ def explained(asked: str, *, subject: str) -> Iterator[None]:
         found = f"the Hub cannot be reached, and the model is not in the cache: {_first_line(error.__cause__ or error)}"
         raise refused(found, "check the network and HF_HUB_OFFLINE, or name a folder") from error
     except EntryNotFoundError as error:
-        found = f"the repository has no {FILES[0]}: it is no model of this package"
+        found = f"the repository has no {FILES[0]}: it is not a model of this package"
         fix = "check owner/name; `adlm convert` makes models of official checkpoints"
         raise refused(found, fix, FILES[0]) from error
     except HFValidationError as error:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.models.stack import Attention, StackConfig
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         if not 0 <= self.mask_id < self.size:
-            raise ConfigError(
-                f"asked for the mask token {self.mask_id} in a vocabulary of {self.size}",
-                "it lies outside",
-                "take both from the tokenizer's roles",
-                subject="mask_id",
-            )
+            raise OutOfRange("mask_id", self.mask_id, f"from 0 to {self.size - 1}, a token of the vocabulary")
 
 
 def cache_kind_of(attention: Attention) -> CacheKind | None:
@@ -140,7 +135,9 @@ class NetworkConfig(ABC):
         if self.start is not None and not self.shifted:
             raise ConfigError("only shifted networks have a start: set shift=True", subject="start")
         if self.shift and self.time_conditioned and not self.causal:
-            raise ConfigError("a shifted masked network cannot be told the time: set timed=False", subject="shift")
+            raise ConfigError(
+                "a shifted masked network cannot be conditioned on time: set timed=False", subject="shift"
+            )
 
     def one_stage(self) -> "NetworkConfig":
         """The network without a second stage, of the depth of the first; itself if it has one stage."""

@@ -118,7 +118,7 @@ def read_problems(name: str, path: Path) -> list[CodeProblem]:
 
 
 def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str]]:
-    """Answers to each problem out of a file with an object a line that has a `task_id` and a `completion`."""
+    """Answers to each problem, from a file with one object per line that has a `task_id` and a `completion`."""
     asked = f"asked for solutions in {path}"
     if not path.is_file():
         raise DataError(
@@ -131,7 +131,10 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
         completion = record.get("completion") if isinstance(record, dict) else None
         if name is None or not isinstance(completion, str):
             raise DataError(
-                asked, f"no task_id or no completion at {where}", "give both in an object a line", subject=where
+                asked,
+                f"no task_id or no completion at {where}",
+                "write one JSON object per line with both",
+                subject=where,
             )
         strangers += str(name) not in found
         found.setdefault(str(name), []).append(completion)

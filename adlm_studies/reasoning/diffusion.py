@@ -20,7 +20,7 @@ from torch import Tensor
 from adlm.data.packing import Ids, Padded
 from adlm.data.table import DataConfig, PreparationCallback, Prepared
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError, DataError
+from adlm.errors import ConfigError, DataError, OutOfRange
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
@@ -212,8 +212,9 @@ def answer_by_denoising(
         sampler: `AnchorsFirst` by default; any other unmasks anchors and the rest in its own order.
         top: so many tokens for each place for an anchor, as they look before anything is written.
     """
-    if batch < 1 or top < 1:
-        raise ConfigError("batch and top must be 1 or more", subject="batch" if batch < 1 else "top")
+    for name, value in (("batch", batch), ("top", top)):
+        if value < 1:
+            raise OutOfRange(name, value, "at least 1")
     chosen = sampler or AnchorsFirst(
         begin_id=special_token_id(tokenizer, BEGIN), end_id=special_token_id(tokenizer, END)
     )
