@@ -102,7 +102,7 @@ class WorkOptions:
 
     Args:
         workers: processes that encode; all cores by default.
-        cache: where prepared data goes; $ADLM_CACHE or ~/.cache/adlm by default.
+        cache: folder for prepared data; $ADLM_CACHE or ~/.cache/adlm by default.
         force: prepare again, even if it is there.
     """
 
@@ -125,8 +125,8 @@ def command(
 ) -> None:
     """Tokenize and pack a corpus into memory-mapped shards.
 
-    If it was stopped, it resumes; if it was finished, it finds its result. Same corpus, tokenizer and packing: same
-    bytes.
+    An interrupted preparation resumes; a finished one is loaded from the cache. The same corpus, tokenizer and packing
+    give the same bytes.
 
     Args:
         source: a name of the catalog (--list), hub:OWNER/NAME[:CONFIG], or a file, folder or glob.

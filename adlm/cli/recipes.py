@@ -35,7 +35,7 @@ def command(
     rows: int | None = None,
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
 ) -> None:
-    """List the runs and networks that have a name, or show one: its settings, parameters and work.
+    """List the named runs and networks, or show one with its settings, parameters and compute.
 
     Args:
         action: list all of them, or show one.

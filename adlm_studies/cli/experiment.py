@@ -37,9 +37,9 @@ def command(
     An interrupted study resumes; finished steps are not run again. Several processes may work in one folder.
 
     Args:
-        name: of the study; `adlm experiment list` prints all studies.
+        name: the study; `adlm experiment list` prints all.
         scale: nano (minutes per model on one core), small (an hour or two) or paper (a cluster).
-        seeds: of everything that is trained; intervals need 2 or more.
+        seeds: number of training seeds; intervals need 2 or more.
         out: where models, results.json and report.html go; by default runs/NAME.
         jobs: steps to run side by side, each in a process with one thread; by default as many as there are cores, or
             one with a GPU. 1: one after the other, with all threads.

@@ -38,7 +38,7 @@ def command(
         training: text that the model was trained on, named as references are; its split train is searched for what
             texts share with it.
         sampler: by name, as in `adlm sample`; by default the plain one of the model's kind.
-        steps: of the sampler.
+        steps: number of sampler steps.
         block_size: write from left to right in blocks of this many tokens, as in `adlm sample`.
         set: any option of the sampler, as in --set eta=0.02.
     """

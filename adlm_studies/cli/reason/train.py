@@ -59,12 +59,12 @@ def command(
         data: the folder with the task's files, where it has any.
         scale: of the published epochs: 0.1 trains a tenth as long.
         batch_size: problems per step.
-        problems: train on the first so many; 0: all.
-        held_out: validate on the first so many; 0: all.
+        problems: train on this many problems, the first ones; 0: all.
+        held_out: validate on this many problems, the first ones; 0: all.
         longest: leave out problems of more tokens than this; 0: none.
         best: continue with the best validated model of each stage instead of the last.
         set: change anything else, as in --set method.most=3 --set anchor_weight=0.5 --set train.optimizer=AdamW.
-        seed: of weights and order.
+        seed: seed of weights and data order.
         dry_run: print the stages and stop.
         device: auto, cpu, cuda or mps.
     """
