@@ -24,7 +24,7 @@ class Facts:
     """Facts for a model card that the network does not show. Missing ones are left out.
 
     Args:
-        license: the Hub's short name, such as apache-2.0.
+        licence: the Hub's short name, such as apache-2.0.
         language: the Hub's short name, such as en.
         data: what the model was trained on, in words.
         figures: what was measured -> the result; with its error if it has one.
@@ -56,7 +56,7 @@ def card_text(
         ("layers", " + ".join(map(str, layers))),
         ("width", ", ".join(str(stack.width) for stack in stacks)),
         ("heads", ", ".join(str(stack.heads) for stack in stacks)),
-        ("vocabulary", f"{vocabulary.size:,} tokens, the mask among them"),
+        ("vocabulary", f"{vocabulary.size:,} tokens, including the mask"),
         ("row length", f"{rows.length:,} tokens (`{rows}`)"),
     ]
     parts = [
@@ -73,7 +73,7 @@ def card_text(
         'print(model.score("a text"))  # -log p in nats\n'
         "```\n"
         "```bash\n"
-        "adlm sample . --n 2 --live  # watch them appear; --sampler and --steps choose the way\n"
+        "adlm sample . --n 2 --live  # watch texts appear; see also --sampler and --steps\n"
         "```\n\n"
         "Needs the Python package `adlm`. The folder holds numbers and JSON; nothing in it is executed.",
     ]

@@ -231,7 +231,7 @@ def _table(axis: str, points: Sequence[_Point], recipe: _Point, own: str | None)
                "nats against the recipe"]  # fmt: skip
     note = (
         "All else is the recipe's. Anchor accuracy is the first stage's at masked tokens that are rare in their row, "
-        f"the same ones for all. {interval_note(len(recipe.nats))}; what is compared is first taken within a seed."
+        f"the same ones for all. {interval_note(len(recipe.nats))}; differences are within a seed."
     )
     if axis == "gamma":
         note += (
@@ -239,7 +239,7 @@ def _table(axis: str, points: Sequence[_Point], recipe: _Point, own: str | None)
         )
     if paper:
         columns.append("the paper's perplexity")
-        note += " The paper's figures are of OpenWebText with 78 billion tokens: compare how they go, not their size."
+        note += " The paper's figures are of OpenWebText with 78 billion tokens: compare the trend, not the values."
     best = ["", "", "high", "low", "low", "low", *(["low"] if paper else [])]
     return ReportTable(AXES[axis], note, columns, rows, best)
 

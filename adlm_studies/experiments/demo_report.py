@@ -110,7 +110,7 @@ def _note(trained: Mapping[str, StepOutcome]) -> str:
     return (
         f"{size}± is a 95 % interval over held-out rows and over texts; ≤ marks a bound, from 8 mask counts per row. "
         f"Minutes are of training, {alone}; those of the last model include AR's. Tokens per second: one text at a "
-        "time, by the model's own sampler. Draft and verify writes by the law of the network read from left to right."
+        "time, by the model's own sampler. Draft and verify samples from the left-to-right reading of the network."
     )
 
 
