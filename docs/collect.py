@@ -19,7 +19,7 @@ from adlm_studies.report.sections import Cell, Chart, ReportTable, Section
 
 OUT = Path(__file__).parent / "results"
 KEPT_TEXTS = 1
-OPENING = "On this page you find what the study `{}` found; the command below repeats it."
+OPENING = "After this page you know what the study `{}` found; the command below repeats it."
 
 
 def main() -> None:
