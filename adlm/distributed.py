@@ -45,7 +45,7 @@ class DistributedContext:
         return values
 
     def gathered(self, values: Tensor) -> Tensor:
-        """[size, ...]: the tensors of all processes, equal in shape."""
+        """The tensors of all processes, equal in shape, as [size, ...]."""
         if self.size == 1:
             return values[None]
         parts = [torch.empty_like(values) for _ in range(self.size)]

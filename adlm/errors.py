@@ -106,7 +106,7 @@ class Interrupted(TrainingError):
 
 
 class JobsFailed(TrainingError):
-    """Some of several jobs failed. `errors` has theirs by name, `values` what the others returned."""
+    """Raised if some of several jobs failed. `errors` has theirs by name, `values` the values of the others."""
 
     def __init__(
         self, asked: str, found: str, fix: str, *, errors: Mapping[str, AdlmError], values: Mapping[str, Any]

@@ -67,12 +67,12 @@ def _decoded(written: re.Match[str]) -> str:
 
 
 def harmless(text: str) -> str:
-    """Nothing in it that a terminal would obey: a model may write anything."""
+    """The text without characters that a terminal would interpret: a model may write anything."""
     return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
 
 
 def anchor_rule(config: ModelConfig) -> AnchorRule:
-    """The one a model was trained with, or the paper's."""
+    """The anchor rule a model was trained with, or the paper's."""
     objective = (config.run or {}).get("objective")
     data = objective.get("rule", objective.get("anchors")) if isinstance(objective, dict) else None
     try:
@@ -82,7 +82,7 @@ def anchor_rule(config: ModelConfig) -> AnchorRule:
 
 
 def anchors_by(rule: AnchorRule, tokens: Tensor, valid: Tensor) -> Tensor:
-    """[B, L] bool: anchors among the valid tokens; by the paper's rule where this one cannot say."""
+    """The anchors among the valid tokens, [B, L] bool; by the paper's rule if this one does not apply."""
     number = torch.arange(len(tokens))
     batch = Batch(tokens, valid, number, number)
     try:

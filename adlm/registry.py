@@ -140,14 +140,14 @@ _ALIASES: dict[str, dict[str, str]] = {
     "sampler": {"mdlm": "ancestral", "ddpm": "ancestral", "eb": "entropy-bounded", "ar": "left-to-right"},
     "times": {"Spread": "LowDiscrepancyTimes"},
 }
-_CATALOG = "adlm.data.catalog:CATALOG"  # data sets are values with a summary and a licence, and are kept there
+_CATALOG = "adlm.data.catalog:CATALOG"  # data sets are values with a summary and a license, and are kept there
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _imported: list[str] = []
 _stored: list[tuple[str, Path]] = []
 
 
 def names(group: str) -> tuple[str, ...]:
-    """What users can type for a member of the group, aliases left out."""
+    """The names of a group's members, without aliases."""
     members = _members(group)
     typed = tuple(name for name in members if name[0].islower())
     return typed or tuple(members)
@@ -206,7 +206,7 @@ def register(group: str, name: str | None = None) -> Callable[[T], T]: ...
 @overload
 def register(group: str, name: str | None, member: T) -> T: ...
 def register(group: str, name: str | None = None, member: Any = None) -> Any:
-    """Make a class known by name, as a decorator or by a call with the class.
+    """Register a class by name, as a decorator or by a call with the class.
 
     The class is a frozen dataclass below the base of its group; a sampler may also be a function that makes one. It can
     be stored and read from then on, and set by its name: `--set objective=MyObjective`, `--sampler my-sampler`.
@@ -319,7 +319,7 @@ def _import(module: str, asked: str = "") -> None:
 
 
 def _search_working_folder() -> None:
-    """Put the working folder at the end of the path, where it stays: a module may import its neighbours later."""
+    """Put the working folder at the end of the path, where it stays: a module may import its neighbors later."""
     if (folder := str(Path.cwd())) not in sys.path and "" not in sys.path:
         sys.path.append(folder)
     importlib.invalidate_caches()

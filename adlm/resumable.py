@@ -42,7 +42,7 @@ def each_of(
     made_of: Mapping[str, Any] | None = None,
     progress: CountCallback | None = None,
 ) -> NDArray[np.float64]:
-    """[count, width]: the numbers that `compute` gives for each item, from item numbers [n] to [n, width].
+    """The numbers [count, width] that `compute` gives for each item, from item numbers [n] to [n, width].
 
     An item's numbers must not depend on the items it is computed with. Then the result is the same on any number of
     processes, and whether or not it was interrupted. An `AdlmError` on one process is raised on all of them.

@@ -18,7 +18,7 @@ Span = str | tuple[int, int]
 
 
 class Score(NamedTuple):
-    """-log p of a text in nats, its tokens, and what each adds to the mean of `nats`."""
+    """The score of a text: -log p in nats, its tokens, and what each token adds to the mean of `nats`."""
 
     nats: Estimate
     tokens: tuple[str, ...]
@@ -28,7 +28,7 @@ class Score(NamedTuple):
 def score_text(
     network: LanguageModel, rows: RowFormat, text: str, *, span: Span | None, draws: int, seed: int
 ) -> Score:
-    """See `TextModel.score`."""
+    """Score a text; see `TextModel.score`."""
     ids, counts = rows.finished(rows.tokenizer.encode_known(text).tolist())
     if draws < 1:
         raise OutOfRange("draws", draws, "at least 1")

@@ -52,7 +52,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         """Write a folder that `adlm.load` reads, replacing the model in it if there is one.
 
         Args:
-            facts: what its card says beyond what the network shows: licence, training data, figures.
+            facts: what its card says beyond what the network shows: license, training data, figures.
         """
         save_model(Path(folder), self.network, self.config, self.tokenizer, facts=facts)
 
@@ -68,7 +68,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         model_card_kwargs: dict[str, Any] | None = None,
         **push_to_hub_kwargs: Any,
     ) -> str | None:
-        """As `save`, with `Facts` as `model_card_kwargs`; then to the Hub, if asked."""
+        """Save as `save` does, with `Facts` as `model_card_kwargs`, and upload to the Hub if asked."""
         if config not in (None, self.config):
             raise ConfigError("a model is saved with its own config", fix="leave config out", subject="config")
         self.save(save_directory, facts=Facts(**(model_card_kwargs or {})))
@@ -88,7 +88,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         local_files_only: bool = False,
         revision: str | None = None,
     ) -> "TextModel":
-        """As `adlm.load`, with the Hub's options."""
+        """Load a model as `adlm.load` does, with the Hub's options."""
         asked = f"asked to load the model {str(pretrained_model_name_or_path)!r}"
         folder = find_model(
             pretrained_model_name_or_path,
@@ -151,25 +151,24 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         on_step: StepCallback | None = None,
         **options: object,
     ) -> list[str]:
-        """`n` texts that continue `prompt`, prompt included, up to the end token or the model's length.
+        """Generate `n` texts that continue `prompt`, prompt included, up to the end token or the model's length.
 
-        A text is a function of model, prompt, suffix, settings, seed and its number among the `n`, whatever else is
-        asked for in the same call. The samples of different prompts are independent.
+        A text depends on the model, the prompt, the suffix, the settings, the seed and its number among the `n`, and on
+        nothing else in the same call. Samples of different prompts are independent.
 
         Args:
-            prompt: one, or several: then `n` texts of the first, `n` of the second and so on.
-            suffix: what the text ends with; the blanks between are filled. For models that see both sides.
-            n: also num_samples, num_return_sequences.
-            max_new_tokens: write at most so many after the prompt; also gen_length. A masked model is shown rows as
-                in training. If its rows were always full, the rest of the row is shown and stays blank; if padding
-                was hidden from it, a row was as long as its text, and so it is here: such a model writes exactly so
-                many tokens, its end token among them. More than a row holds can be written by left-to-right models,
-                and by masked ones with `block_size`, the row's length their window.
+            prompt: one prompt, or several: then `n` texts of the first, `n` of the second and so on.
+            suffix: text after the blanks, for models that see both sides.
+            n: texts per prompt; also num_samples, num_return_sequences.
+            max_new_tokens: write at most so many tokens after the prompt; also gen_length. A masked model sees
+                rows as in training: if they were always full, the rest of the row stays blank; if padding was hidden,
+                the row is as long as its text, and exactly so many tokens are written, including the end token.
+                Left-to-right models, block diffusion, and masked models with `block_size` can write more than a row.
             sampler: a sampler, or its name (see `adlm.samplers.named.sampler_for`); by default the model's own.
-            stop: end the text at the end token, if False not even there: then everything is kept but special tokens.
-                One or several strings end it too, before the first of them that is written after the prompt.
-                Samplers that write from left to right stop working there, those that write in blocks after the block;
-                others write whole rows, which are cut.
+            stop: end the text at the end token; False keeps everything but special tokens. One or several strings also
+                end it, before the first of them that is written after the prompt. Samplers that write from left to
+                right stop there, those that write in blocks stop after the block, others write whole rows, which are
+                cut.
             on_step: called after every step. Many rows are filled in several parts, each with steps from 0.
             options: of a sampler given by name: steps, temperature, top_p and others, see `sampler_for`.
         """
@@ -192,7 +191,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         on_step: StepCallback | None = None,
         **options: object,
     ) -> Iterator[str]:
-        """As `generate`, one text after another: memory does not grow with `n`."""
+        """Generate texts as `generate` does, yielding one after another: memory does not grow with `n`."""
         given = canonical({**options, "n": None if n == 1 else n, "max_new_tokens": max_new_tokens})
         n, limit = _count(given.pop("n", 1)), given.pop("max_new_tokens", None)
         chosen = self.sampler(sampler, **given)
@@ -236,7 +235,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         return tuple(masking.get("sizes", (self.network.block_size,)))
 
     def stop_rule(self, stop: bool | str | Sequence[str] = True) -> StopRule | None:
-        """What ends a text: the end token, unless `stop` is False, and strings."""
+        """The rule that ends a text: at the end token, unless `stop` is False, and at strings."""
         if stop is False:
             return None
         strings = () if stop is True else (stop,) if isinstance(stop, str) else tuple(stop)
@@ -268,7 +267,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         on_step: StepCallback | None = None,
         **options: object,
     ) -> list[str]:
-        """`n` texts with the holes of `text` filled: `[MASK]` by one token, `[MASK:4]` by 4, `[MASK:2-6]` by 2 to 6.
+        """Fill the holes of `text`, `n` times: `[MASK]` by one token, `[MASK:4]` by 4, `[MASK:2-6]` by 2 to 6.
 
         If a length is open, the model takes the one with which it finds the rest of the text likeliest; it is the
         same in all `n`. Everything around the holes stays, spaces too, and no hole gets a special token. A
@@ -315,7 +314,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         on_step: StepCallback | None = None,
         **options: object,
     ) -> Iterator[str]:
-        """As `infill`, one text after another: memory does not grow with `n`."""
+        """Fill holes as `infill` does, yielding one text after another: memory does not grow with `n`."""
         model, chosen = self.read_for_holes(self.sampler(sampler, **options))
         row = model.infill_row(text, seed=seed, constraints=constraints)
         return model._texts([row], _count(n), seed, chosen, on_step, stop=self.stop_rule())
@@ -361,7 +360,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         return Sample(torch.cat(tokens), sum(calls), sum(anchor_calls))
 
     def score(self, text: str, *, span: Span | None = None, draws: int = 64, seed: int = 0) -> Score:
-        """-log p(text) in nats: exact for a left-to-right model, else the bound with its standard error.
+        """Score a text: -log p(text) in nats, exact for a left-to-right model, else a bound with its standard error.
 
         The bound is the mean of independent estimates, each from mask counts stratified over the row, and the
         error comes from their spread.
@@ -423,11 +422,11 @@ def _count(n: int) -> int:
 
 
 def load(name: str | Path, *, revision: str | None = None) -> TextModel:
-    """A model from a folder that `TextModel.save` wrote, by its name on the Hugging Face Hub, or the one in the box.
+    """Load a model from a folder, by its name on the Hugging Face Hub, or the bundled one.
 
     Args:
-        name: the folder, owner/name, or box: a small model of simple stories that comes with the package. Without a
-            network, what was fetched from the Hub before is found in its cache.
-        revision: a branch, tag or commit, on the Hub.
+        name: a folder, a Hub name owner/name, or "box" for the bundled model of simple stories. Without a network, a
+            model that was downloaded before is loaded from the Hub's cache.
+        revision: a branch, tag or commit on the Hub.
     """
     return TextModel.from_pretrained(name, revision=revision)

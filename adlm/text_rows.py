@@ -34,7 +34,7 @@ class TextRow(NamedTuple):
 
 
 class RowFormat:
-    """What the rows of a model look like."""
+    """The layout of a model's rows."""
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer, attention: Attention) -> None:
         self.packing, self.tokenizer, self.attention = packing, tokenizer, attention
@@ -73,7 +73,7 @@ class RowFormat:
         return row + [self.tokenizer.roles.pad_id] * padding, counts
 
     def room(self, prompt: Sequence[int], suffix: Sequence[int] = ()) -> int:
-        """How many tokens can be written between a prompt and a suffix within a row."""
+        """The number of tokens that can be written between a prompt and a suffix within a row."""
         closing = len(suffix) + len(self.end) if suffix else 0
         return self.packing.length - len(self.begin) - len(prompt) - closing
 

@@ -61,12 +61,12 @@ class Batch:
 
     @property
     def scored(self) -> Tensor:
-        """[B, L] bool: the positions a model has to predict."""
+        """The positions [B, L] that a model has to predict."""
         return self.valid if self.frozen is None else self.valid & ~self.frozen
 
     @property
     def segments(self) -> Tensor | None:
-        """[B, L]: positions see each other if these are equal; padding has -1. None: all see all."""
+        """The segments [B, L]: positions see each other if these are equal; padding has -1. None: all see all."""
         if self.documents is not None:
             return self.documents.masked_fill(~self.valid, -1)
         return self.valid.long() - 1 if self.padded else None
@@ -99,9 +99,9 @@ class Corrupted(NamedTuple):
 
 
 class LossTerms(NamedTuple):
-    """Sums, and the number of scored tokens by which the global sums are divided once.
+    """Sums of a loss, and the number of scored tokens by which the global sums are divided once.
 
-    `loss_sum` is optimised; `nll_sum` is the clean bound in nats, free of any training-only term.
+    `loss_sum` is optimized; `nll_sum` is the clean bound in nats, free of any training-only term.
     """
 
     loss_sum: Tensor

@@ -53,7 +53,7 @@ class UnexpectedError(TrainingError):
 
 
 def pickled(value: Any) -> bytes:
-    """As it is sent to another process."""
+    """A value as bytes for another process."""
     return bytes(ForkingPickler.dumps(value))
 
 

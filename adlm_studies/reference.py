@@ -113,7 +113,7 @@ class ReferenceAdlm(nn.Module):
     """x_t [B, L] -> raw anchor logits and raw final logits, both [B, L, V].
 
     Args:
-        timed: the blocks are told sigma = -log alpha_t; otherwise, as published, 0.
+        timed: the blocks are conditioned on sigma = -log alpha_t; otherwise, as published, on 0.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def log_probabilities(logits: Tensor, x_t: Tensor, mask_id: int) -> Tensor:
 
 
 def rare_in_row(x_0: Tensor, most: int = 5) -> Tensor:
-    """[B, L] bool: the token occurs at most `most` times in its row."""
+    """The tokens that occur at most `most` times in their row, [B, L] bool."""
     rows = []
     for row in x_0:
         _, position, counts = torch.unique(row, return_inverse=True, return_counts=True)
@@ -244,7 +244,7 @@ class DenseLogits(NamedTuple):
 def dense_logits(
     model: LanguageModel, tokens: Tensor, t: Tensor | None = None, segments: Tensor | None = None
 ) -> DenseLogits:
-    """Both heads at every position; if logits are handed over, through W_in as published."""
+    """The logits of both heads at every position; if logits are handed over, through W_in as published."""
     if model.stages < 2:
         return DenseLogits(model(tokens, t, segments=segments))
     model = as_two_stage(model, "dense logits")

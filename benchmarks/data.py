@@ -3,7 +3,7 @@
     python -m benchmarks.data [--megabytes 64 256 1024] [--text8 FILE]
 
 The corpus is the standard library's source, a file a line of JSON, repeated to the size asked for; so anyone
-with Python can repeat this. The peer does what language-model examples do: tokenise with `map`, batched, then
+with Python can repeat this. The peer does what language-model examples do: tokenize with `map`, batched, then
 join and cut with a second `map`.
 """
 
@@ -171,7 +171,7 @@ class _Steps(Callback):
 
 
 def loading(folder: Path) -> None:
-    """Tokens a second out of the loader, and into a training step of the demo's model."""
+    """Tokens per second out of the loader, and into a training step of the demo's model."""
     import torch
 
     from adlm.data.loader import LoaderConfig

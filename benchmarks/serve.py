@@ -77,7 +77,7 @@ def served(model: str, workers: int, requests: int) -> Iterator[tuple[int, int]]
         found = re.search(r"http://[^ ]*:(\d+)", process.stderr.readline())
         if found is None:
             raise SystemExit("the server did not say where it is")
-        # It says every request; nobody reads that, and a full pipe would stop it.
+        # It logs every request; the log is not read here, and a full pipe would block it.
         threading.Thread(target=collections.deque, args=(process.stderr, 0), daemon=True).start()
         port = int(found[1])
         for _ in range(100):

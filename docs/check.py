@@ -3,6 +3,7 @@
 `python docs/check.py --write` writes the tables anew.
 """
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -49,7 +50,24 @@ def recipes() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"samplers": samplers, "recipes": recipes}
+def commands() -> str:
+    """Every command and its summary."""
+    from adlm.cli import commands as listed
+
+    lines = ["| command | what it does |", "|---|---|"]
+
+    def add(prefix: str, package: str) -> None:
+        for name, command in listed(package).items():
+            summary = command.summary[0].upper() + command.summary[1:]
+            lines.append(f"| `{prefix} {name}` | {summary} |")
+            if hasattr(module := importlib.import_module(command.module), "COMMANDS"):
+                add(f"{prefix} {name}", module.__name__)
+
+    add("adlm", "adlm.cli")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"samplers": samplers, "recipes": recipes, "commands": commands}
 
 
 def with_tables(text: str) -> str:

@@ -7,6 +7,7 @@
 
 import json
 import sys
+import textwrap
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from adlm_studies.report.sections import Cell, Chart, ReportTable, Section
 
 OUT = Path(__file__).parent / "results"
 KEPT_TEXTS = 1
+OPENING = "After this page you know what the study `{}` found; the command below repeats it."
 
 
 def main() -> None:
@@ -26,7 +28,7 @@ def main() -> None:
         study = from_json(STUDIES[record["study"]], record["settings"])
         report = study.report(read_results(folder / RESULTS))
         for outcome in record["outcomes"]:
-            outcome["result"].pop("player", None)  # made again by whoever runs the study
+            outcome["result"].pop("player", None)  # made again when the study is run
             for score in outcome["result"].get("scores", {}).values():
                 score.pop("row_nats", None)  # in the outcomes of the study
             if isinstance(outcome["result"].get("texts"), list):
@@ -38,19 +40,25 @@ def main() -> None:
         for old in OUT.glob(f"{study.name}-*.svg"):
             if old.stem.removeprefix(f"{study.name}-").isdecimal():  # anchoring-2-1.svg is not of anchoring
                 old.unlink()
-        lines = [f"# {report.title}", report.lead, f"`{_command(study)}`; [all numbers]({study.name}.json)."]
+        command = f"`{_command(study)}`; [all numbers]({study.name}.json)."
+        lines = [f"# {report.title}", OPENING.format(study.name), _wrapped(report.lead), command]
         charts = 0
         for section in report.sections:
             if isinstance(section, Chart):
                 charts += 1
-                save_svg(section, OUT / f"{study.name}-{charts}.svg")
-                lines += [f"## {section.title}", f"![{section.title}]({study.name}-{charts}.svg)", section.note]
+                picture = f"{study.name}-{charts}.svg"
+                save_svg(section, OUT / picture)
+                lines += [f"## {section.title}", f"![{section.title}]({picture})", _wrapped(section.note)]
             elif isinstance(section, ReportTable):
-                lines += [f"## {section.title}", _table(section), section.note]
+                lines += [f"## {section.title}", _table(section), _wrapped(section.note)]
             elif isinstance(section, Section):
                 continue  # samples and players are for the page
         (OUT / f"{study.name}.md").write_text("\n\n".join(filter(None, lines)) + "\n", encoding="utf-8")
         print(f"{study.name}: {len(record['outcomes'])} outcomes, {charts} charts")
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _command(study: Study) -> str:

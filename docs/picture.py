@@ -1,5 +1,5 @@
 """Makes docs/unmasking.svg, a moving picture of a model writing: a token is grey as soon as the anchor stage expects it
-and coloured once it is written.
+and colored once it is written.
 
 python docs/picture.py [MODEL] [--seed N] [--out FILE]
 """

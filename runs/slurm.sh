@@ -6,7 +6,7 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@180
 #
-# Train one model on the nodes of a slurm job. Before its time is up it saves, queues itself again and goes on.
+# Train one model on the nodes of a slurm job. Before its time is up it saves, requeues itself and resumes.
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --time=4:00:00 runs/slurm.sh RECIPE [-- OPTIONS OF adlm train]
 #
@@ -49,7 +49,7 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # do not read it and allow 30 s.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-150}
 
-# USR1, which nobody sends but for this, says that time is nearly up; TERM comes with `scancel` too, and a job that was
+# USR1, which is sent for no other reason, means that time is nearly up; TERM comes with `scancel` too, and a job that was
 # cancelled must not come back. The steps are told by scancel: srun answers a TERM of its own by killing them.
 out_of_time=0
 trap 'out_of_time=$((out_of_time + 1)); scancel --signal=TERM "$SLURM_JOB_ID" || true' USR1
@@ -87,5 +87,5 @@ if ((out_of_time == 0)); then
   if ((code == 0 || out_of_time == 0)); then exit "$code"; fi
 fi
 
-echo "slurm.sh: out of time; the job is queued again and goes on from its last checkpoint"
+echo "slurm.sh: out of time; the job is requeued and resumes from its last checkpoint"
 scontrol requeue "$SLURM_JOB_ID"

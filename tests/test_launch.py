@@ -166,7 +166,7 @@ def lines(path: Path) -> list[str]:
 
 GUIDE = [
     block
-    for page in ("training", "resuming", "finetuning", "scaling", "compare")
+    for page in ("training", "scaling", "compare")
     for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / f"docs/{page}.md").read_text(), re.M | re.S)
 ]
 COMMANDS = [

@@ -15,7 +15,7 @@ _TEXTS, _TOKENS, _ROUNDS = 4, 64, 2
 
 
 class Decoding(NamedTuple):
-    """One way to write: tokens per second, and nats per token of what it writes under the left-to-right model."""
+    """The speed and quality of one way to decode: tokens per second, and nats per token under the source."""
 
     name: str
     options: dict[str, Any]
@@ -44,7 +44,7 @@ def bounds(
 
 
 def ways_to_decode(sizes: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """How a model that reads these block sizes can write, as options of `TextModel.generate`."""
+    """The ways in which a model with these block sizes can write, as options of `TextModel.generate`."""
     found: dict[str, dict[str, Any]] = {}
     for size in sizes:
         if size == 1:

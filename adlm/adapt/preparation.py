@@ -31,7 +31,7 @@ _SIZES_PER_STEP = 4  # micro-batches of one block size each; one per step would 
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """How a model is adapted, beside its target and data.
+    """Options of an adaptation, apart from its target and data.
 
     Args:
         steps: by default two passes over the data, at least 300 steps.
@@ -64,7 +64,7 @@ class AdaptOptions:
 
 
 def self_count(data: Sequence[str]) -> int:
-    """How many texts are to be sampled: the number in self:N, or 0. Refuses data without a name."""
+    """The number of texts to sample: N of self:N, or 0. Refuses data without a name."""
     if not data:
         raise ConfigError("nothing to train on", fix="give --data CORPUS or --data self:5000", subject="data")
     own = [name.partition(":")[2] for name in data if name.partition(":")[0] == SELF]

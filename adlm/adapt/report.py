@@ -36,13 +36,13 @@ class HeldOut:
         return self.data.startswith("self:")
 
     def distance(self, size: int) -> float:
-        """How many nats per token the adapted model is above the source."""
+        """By how many nats per token the adapted model is above the source."""
         return self.after[size].mean - self.source.mean
 
 
 @dataclass(frozen=True)
 class AdaptReport:
-    """What `adapt` returns and writes to OUT/adapt.json."""
+    """The report that `adapt` returns and writes to OUT/adapt.json."""
 
     source: str
     to: str
@@ -58,7 +58,7 @@ class AdaptReport:
         write_atomically(folder / REPORT, json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The report as plain values."""
         plain = asdict(self)
         for text, each in zip(plain["held_out"], self.held_out, strict=True):
             text["source"] = each.source._asdict()
@@ -79,7 +79,7 @@ class AdaptReport:
         return found
 
     def write_card(self, folder: Path, model: TextModel) -> None:
-        """Let the card of the finished folder say what the model came from, unless somebody has edited it."""
+        """Add the origin of the model to its card, unless the card was edited."""
         if not may_replace(folder / CARD):
             return
         figures = {
@@ -101,7 +101,7 @@ class AdaptReport:
 
 
 def reading_name(size: int) -> str:
-    """How a block size is called."""
+    """The name of a block size in reports."""
     return "whole rows" if size == 0 else "left to right" if size == 1 else f"blocks of {size}"
 
 

@@ -69,7 +69,7 @@ def self_data(folder: Path, tokenizer: str, packing: Padded) -> Prompts:
 
 
 def self_texts(folder: Path) -> Iterator[str]:
-    """All sampled texts, held-out ones among them."""
+    """All sampled texts, including the held-out ones."""
     for name in (TRAIN, VALID):
         for line in (folder / name).read_text(encoding="utf-8").splitlines():
             yield json.loads(line)["response"]

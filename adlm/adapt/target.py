@@ -73,12 +73,12 @@ class Target:
 
     @property
     def block_size(self) -> int:
-        """The largest; 0 if only whole rows are read."""
+        """The largest block size; 0 if only whole rows are read."""
         return max(self.sizes)
 
     @property
     def readings(self) -> tuple[int, ...]:
-        """Every size once, in order, whole rows last."""
+        """The distinct block sizes in increasing order, whole rows last."""
         return tuple(sorted(set(self.sizes), key=lambda size: (size == 0, size)))
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Target:
         return TwoStageConfig(lower, upper, Continued(), tied, positions, size, True, start=source.start)
 
     def objective(self, together: int = 1) -> Objective:
-        """What is trained: the bound, for two stages of the split kind with the anchor term.
+        """The training objective: the bound, with the anchor term if the source is split into two stages.
 
         Args:
             together: rows that draw one block size, see `BlockMasking`.

@@ -38,7 +38,7 @@ class RareInCorpus(TypeRule):
 
     @classmethod
     def from_table(cls, path: str | Path, *, fraction: float | None = None, rank: int | None = None) -> "RareInCorpus":
-        """With the table at `path`, or in the prepared folder `path`."""
+        """The rule with the table at `path`, or in the prepared folder `path`."""
         return cls(*_name_and_checksum(path), fraction=fraction, rank=rank)
 
     def types(self) -> Tensor:
@@ -75,14 +75,14 @@ class TfIdf(AnchorRule):
 
     @classmethod
     def from_table(cls, path: str | Path, *, fraction: float | None = None, above: float | None = None) -> "TfIdf":
-        """With the table at `path`, or in the prepared folder `path`."""
+        """The rule with the table at `path`, or in the prepared folder `path`."""
         return cls(*_name_and_checksum(path), fraction=fraction, above=above)
 
     def check_vocabulary(self, size: int) -> None:
         check_types(len(_inverse_document_frequency(self.table, self.checksum, torch.device("cpu"))), size)
 
     def scores(self, batch: Batch) -> Tensor:
-        """[B, L], 0 at padding."""
+        """TF-IDF of every token [B, L], 0 at padding."""
         rarity = look_up(_inverse_document_frequency(self.table, self.checksum, batch.tokens.device), batch, "TfIdf")
         length = batch.valid.sum(1, keepdim=True).clamp(min=1)
         return (counts_in_row(batch).to(rarity.dtype) / length * rarity).masked_fill(~batch.valid, 0)

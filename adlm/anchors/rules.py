@@ -1,4 +1,4 @@
-"""Which tokens are important: anchor rules mark positions of a batch, vectorised on its device.
+"""Which tokens are important: anchor rules mark positions of a batch, vectorized on its device.
 
 This module has the interfaces and the rules that need only the row itself. Rules that use a corpus are in `corpus.py`,
 rules that use the text of a token in `words.py`.
@@ -22,7 +22,7 @@ class AnchorRule(ABC):
 
     @abstractmethod
     def mark(self, batch: Batch) -> Tensor:
-        """[B, L] bool: the anchors; False at padding."""
+        """The anchors of a batch, [B, L] bool; False at padding."""
 
     def check_vocabulary(self, size: int) -> None:
         """Refuse a model of `size` token types of which the rule does not know all."""
@@ -35,13 +35,13 @@ class TypeRule(AnchorRule):
 
     @abstractmethod
     def types(self) -> Tensor:
-        """[V] bool on the CPU: which token types are anchors wherever they stand."""
+        """The token types that are anchors wherever they occur, [V] bool on the CPU."""
 
     def check_vocabulary(self, size: int) -> None:
         check_types(len(self.types_on(torch.device("cpu"))), size)
 
     def types_on(self, device: torch.device) -> Tensor:
-        """The same on a device, made once for each and shared: not to be written to."""
+        """`types` on a device: computed once per device and shared, so it must not be modified."""
         return _types_on(self, device)
 
     def mark(self, batch: Batch) -> Tensor:
@@ -95,7 +95,7 @@ def counts_in_row(batch: Batch) -> Tensor:
 
 
 def check_fraction(fraction: float) -> None:
-    """Refuse what is no fraction."""
+    """Refuse a number outside [0, 1]."""
     if not 0 <= fraction <= 1:
         raise OutOfRange("fraction", fraction, "from 0 to 1")
 

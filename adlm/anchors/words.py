@@ -75,7 +75,7 @@ class ContentWords(TypeRule):
 
     @classmethod
     def from_types(cls, chosen: Tensor) -> "ContentWords":
-        """From a table [V] of booleans."""
+        """The rule from a table [V] of booleans."""
         packed = np.packbits(chosen.bool().cpu().numpy())
         return cls(len(chosen), base64.b64encode(packed.tobytes()).decode())
 

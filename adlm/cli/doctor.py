@@ -52,7 +52,7 @@ def command() -> None:
 
 
 def missing_by_extra() -> Mapping[str, list[str]]:
-    """For every extra the requirements that are not met, with what is there instead."""
+    """The requirements of every extra that are not met, with the installed versions."""
     from packaging.requirements import Requirement
 
     found: dict[str, list[str]] = {extra: [] for extra in EXTRAS}

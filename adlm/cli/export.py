@@ -19,14 +19,14 @@ def command(
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     revision: str | None = None,
 ) -> None:
-    """A model as a program for use without this package, with its tokenizer and what a sampler has to know.
+    """Export a model as a program that runs without this package, with its tokenizer and what a sampler needs.
 
     Args:
-        model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
+        model: the folder of a model, its name on the Hugging Face Hub, or box, the bundled model.
         out: the folder to write.
         to: torch-export: model.pt2, for PyTorch and its compiler; onnx: model.onnx, for onnxruntime and others.
         force: replace a program that is there.
-        revision: a branch, tag or commit, on the Hub.
+        revision: a branch, tag or commit on the Hub.
     """
     export_program(load(model, revision=revision), out, to, force=force)
     console().print(f"wrote {out / PROGRAMS[to]}", highlight=False, markup=False, soft_wrap=True)

@@ -37,24 +37,24 @@ def command(
     Texts go to stdout, timing to stderr.
 
     Args:
-        model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
+        model: the folder of a model, its name on the Hugging Face Hub, or box, the bundled model.
         text: with [MASK] for each missing token, [MASK:4] for four, [MASK:2-6] for two to six.
-        hole: what may stand in a hole, once per hole in order: any, digits, 'choice:red|blue green', or
+        hole: the constraint of a hole, once per hole in order: any, digits, 'choice:red|blue green', or
             'pattern:[A-Z][a-z]+', a regular expression.
-        n: ways to fill it.
-        best_of: fill it this many times for each of them, and keep the likeliest text, read from left to right.
-        seed: of the samples. The same seed writes the same texts.
+        n: number of texts.
+        best_of: fill the holes this many times per text and keep the likeliest, read from left to right.
+        seed: random seed. The same seed gives the same texts.
         sampler: by name, as in `adlm sample`.
-        steps: of the sampler.
+        steps: number of sampler steps.
         temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
         top_p: draw only from the likeliest tokens that together have this probability.
         top_k: draw only from this many of the likeliest tokens.
         set: any option of the sampler, as in --set eta=0.02 --set min_p=0.1.
-        live: show the text while it is written, if this is a terminal.
-        out: also write them to this file, a JSON object per line, with the sampler that wrote them.
+        live: show the text while it is written, on a terminal.
+        out: also write the texts to this file, one JSON object per line, with the sampler.
         device: auto, cpu, cuda or mps.
         precision: of the network, as in `adlm sample`.
-        revision: a branch, tag or commit, on the Hub.
+        revision: a branch, tag or commit on the Hub.
     """
     direct = {"steps": steps, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     given = options_of(set, {**direct, "n": None if n == 1 else n})

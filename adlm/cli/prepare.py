@@ -31,7 +31,7 @@ _RULES: dict[str, DocumentRule] = {
 
 @dataclass(frozen=True)
 class PackingOptions:
-    """How documents become rows.
+    """Options that say how documents become rows.
 
     Args:
         length: tokens per row.
@@ -58,13 +58,13 @@ class PackingOptions:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Where text is and how it is read.
+    """Options that say where text is and how it is read.
 
     Args:
         folder: where the files of a catalog name are; by default they come from the Hub.
         field: the field or column that holds the text. Numbers, as in 2,3, are columns of a CSV without a header line.
         documents: what a document is in a text file.
-        detokenizer: undo a corpus's tokenisation, by name.
+        detokenizer: undo a corpus's tokenization, by name.
         revision: of a Hub data set.
         streaming: read a Hub data set without storing it.
         replace_bad_bytes: read bytes that are not UTF-8 as U+FFFD instead of stopping.
@@ -98,11 +98,11 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """How the work is done.
+    """Options that say how the work is done.
 
     Args:
         workers: processes that encode; all cores by default.
-        cache: where prepared data goes; $ADLM_CACHE or ~/.cache/adlm by default.
+        cache: folder for prepared data; $ADLM_CACHE or ~/.cache/adlm by default.
         force: prepare again, even if it is there.
     """
 
@@ -123,10 +123,10 @@ def command(
     work: Annotated[WorkOptions, tyro.conf.arg(name="")] = WorkOptions(),  # noqa: B008
     anchor_table: Flag = False,
 ) -> None:
-    """Tokenise and pack a corpus into memory-mapped shards.
+    """Tokenize and pack a corpus into memory-mapped shards.
 
-    If it was stopped, it resumes; if it was finished, it finds its result. Same corpus, tokenizer and packing: same
-    bytes.
+    An interrupted preparation resumes; a finished one is loaded from the cache. The same corpus, tokenizer and packing
+    give the same bytes.
 
     Args:
         source: a name of the catalog (--list), hub:OWNER/NAME[:CONFIG], or a file, folder or glob.

@@ -40,7 +40,7 @@ def bar(label: str, total: int | None) -> Iterator["Bar"]:
 
 @contextmanager
 def bars() -> Iterator[Callable[[str, int | None], AbstractContextManager["Bar"]]]:
-    """Several bars at a time, a line each: yields a function that shows one, as `bar` does."""
+    """Several bars at the same time, one line each: yields a function that shows one, as `bar` does."""
     with _progress() as progress:
         yield lambda label, total: _shown(Bar(progress, label, total, one_of_several=True))
 

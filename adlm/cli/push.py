@@ -21,8 +21,8 @@ def command(
 
     Args:
         folder: one that `adlm train` or `TextModel.save` wrote, or box: the bundled model.
-        name: on the Hub; others load the model by it.
-        private: if it is new, only its owner sees it.
+        name: OWNER/NAME on the Hub.
+        private: make a new repository private.
     """
     address = push_folder(folder, name, private=private or None)
     console().print(address, highlight=False, markup=False, soft_wrap=True)

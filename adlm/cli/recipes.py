@@ -35,7 +35,7 @@ def command(
     rows: int | None = None,
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
 ) -> None:
-    """List the runs and networks that have a name, or show one: its settings, parameters and work.
+    """List the named runs and networks, or show one with its settings, parameters and compute.
 
     Args:
         action: list all of them, or show one.
@@ -138,7 +138,7 @@ def _show_run(run: Run, match: Run | None) -> None:
 
 
 def plan_rows(run: Run, found: RunPlan) -> list[tuple[str, str]]:
-    """What a run will take, as labels and values for a table."""
+    """What a run needs, as labels and values for a table."""
     sums, needed = found.summary, found.memory
     lasting = needed.weights + needed.gradients + needed.optimizer + needed.ema
     kind, execution = found.execution.precision, found.execution

@@ -61,26 +61,26 @@ def command(
     Texts go to stdout, timing to stderr.
 
     Args:
-        model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
+        model: the folder of a model, its name on the Hugging Face Hub, or box, the bundled model.
         prompt: what the texts begin with.
         prompts: a file of prompts instead: one per line, or .jsonl with an object per line that has a "prompt".
         suffix: what the texts end with; for masked models.
-        n: texts for each prompt.
-        seed: of the samples. The same seed writes the same texts, together or one by one.
-        steps: of the sampler.
+        n: number of texts per prompt.
+        seed: random seed. The same seed gives the same texts, together or one by one.
+        steps: number of sampler steps.
         temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
         top_p: draw only from the likeliest tokens that together have this probability.
         top_k: draw only from this many of the likeliest tokens.
         block_size: write from left to right in blocks of this many tokens.
-        max_new_tokens: write at most so many after the prompt.
+        max_new_tokens: write at most this many tokens after the prompt.
         set: any option of the sampler, as in --set eta=0.02 --set min_p=0.1.
         past_end: keep what is written after the end token.
-        live: show the text while it is written, if this is a terminal.
-        out: also write them to this file, a JSON object per line, with the sampler that wrote them.
+        live: show the text while it is written, on a terminal.
+        out: also write the texts to this file, one JSON object per line, with the sampler.
         device: auto, cpu, cuda or mps.
         precision: of the network: bfloat16 is quicker where the processor has it, int8 on any CPU; neither is exact.
         compile: torch.compile the blocks, which delays the first texts.
-        revision: a branch, tag or commit, on the Hub.
+        revision: a branch, tag or commit on the Hub.
     """
     if prompt is not None and prompts is not None:
         raise ConfigError("--prompt and --prompts cannot be used together", subject="--prompts")
@@ -186,7 +186,7 @@ def watching(
 
 @contextmanager
 def output(path: Path | None) -> Iterator["Output"]:
-    """Where texts go. A file is opened before sampling, to fail early, and has a temporary name until complete."""
+    """The output for texts. A file is opened before sampling, to fail early, with a temporary name until complete."""
     if path is None:
         yield Output(None)
         return

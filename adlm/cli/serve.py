@@ -30,18 +30,18 @@ def command(
     Stops on SIGTERM and Ctrl+C, after running requests have finished. The log has routes and times, never texts.
 
     Args:
-        model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
+        model: the folder of a model, its name on the Hugging Face Hub, or box, the bundled model.
         beside: another model, requested by its name; may be repeated.
         host: unless this is 127.0.0.1, other machines can reach the server and a key is needed.
         port: 0 takes any free one.
         key: what requests must bring as `Authorization: Bearer KEY`; better given as ADLM_KEY, which no list of
             processes shows.
         key_file: several keys, one per line: the name of a client, a space, its key.
-        workers: processes behind the port, each with the models; with several GPUs each has its own, on a CPU its
-            share of the cores.
+        workers: processes behind the port, each with the models; with several GPUs each has its own, on a CPU a
+            fraction of the cores.
         device: auto, cpu, cuda or mps.
         studio: with the page of `adlm studio`.
-        limits: of each request, and of how many there may be.
+        limits: limits on requests.
     """
     for package in ("fastapi", "uvicorn"):
         optional_module(package, extra="serve", purpose="serving")

@@ -21,15 +21,15 @@ def command(
     device: str = "auto",
     limits: ServerLimits = ServerLimits(),  # noqa: B008 # a frozen value
 ) -> None:
-    """Open a page on which a model writes and you can watch and edit. For this machine alone.
+    """Open a page on which you can watch a model write and edit the text. It is served to this machine only.
 
     Args:
-        model: the folder of a model, its name on the Hugging Face Hub, or box: the one that comes with the package.
+        model: the folder of a model, its name on the Hugging Face Hub, or box, the bundled model.
         beside: another model to compare with; may be repeated.
         port: 0 takes any free one.
         no_browser: only print the address.
         device: auto, cpu, cuda or mps.
-        limits: of each request, and of how many there may be.
+        limits: limits on requests.
     """
     for package in ("fastapi", "uvicorn"):
         optional_module(package, extra="serve", purpose="the studio")

@@ -55,14 +55,14 @@ def command(
         set: change a field of the run, as in --set train.steps=1000 --set checkpoint.every=100.
         dry_run: print the run, its cost and the time it may take, and stop.
         resume: auto resumes from the newest complete checkpoint in the folder; never starts again and replaces it.
-        allow_change: resume although the run has changed, if only in what may change.
+        allow_change: resume even though settings have changed, if those may change.
         on_nonfinite: stop before a step whose loss or gradient is not finite, or skip it and count.
         shard: with several processes: a shard of the model on each (FSDP2), for models that do not fit on one.
         device: auto, cpu, cuda or mps.
         track: also log to tensorboard, wandb or trackio.
         samples: texts to generate after each validation.
         workers: processes that read data ahead, per training process.
-        cache: where prepared data is kept; $ADLM_CACHE or ~/.cache/adlm by default.
+        cache: folder for prepared data; $ADLM_CACHE or ~/.cache/adlm by default.
     """
     options = FitOptions(shard, resume, allow_change, on_nonfinite, cache, workers)
     callbacks = [*(tracker(name) for name in track), SampleTexts(samples), DrawCurves()]

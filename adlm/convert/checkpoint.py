@@ -1,7 +1,7 @@
 """Read a checkpoint that PyTorch wrote (`torch.save`, a zip file) without running anything in it.
 
 The file holds one pickle, `data.pkl`, and the raw bytes of every storage under `data/`. The pickle is read as data
-(`pickle_data`); tensors are made of the bytes directly, and only those that are asked for: an optimiser's are never
+(`pickle_data`); tensors are made of the bytes directly, and only those that are asked for: an optimizer's are never
 read. What could make reading costly is refused first: torch compresses nothing, so every entry must be stored as it
 is and all of them must fit into the file.
 """
@@ -102,7 +102,7 @@ class StoredTensor:
         return self.storage.dtype
 
     def load(self) -> Tensor:
-        """Its numbers, in memory of its own."""
+        """Load the tensor into memory of its own."""
         storage = self.storage
         with _answered(storage.archive.path):
             if math.prod(self.shape) == 0:
@@ -120,7 +120,7 @@ class StoredTensor:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """What `torch.save` was given, as data: dictionaries, lists, numbers, text, `StoredTensor`s and `Record`s.
+    """The object that `torch.save` stored, as data: dictionaries, lists, numbers, text, `StoredTensor`s, `Record`s.
 
     Tensors can be loaded inside the `with`.
     """

@@ -37,7 +37,7 @@ Stored = StoredTensor | Tensor
 
 
 class Contents(NamedTuple):
-    """What a checkpoint holds: weights by their official names, and the rest.
+    """The contents of a checkpoint: weights by their official names, and the rest.
 
     `beside` is a folder with the files of a tokenizer.
     """

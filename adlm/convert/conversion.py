@@ -115,7 +115,7 @@ def from_ar(source: str | Path, options: Options = Options()) -> TextModel:  # n
 
 
 def foreign_path(source: str | Path, *, asked: str) -> Path | None:
-    """Where a model that is not one of this package is: here, or in the cache of the Hub; None if it is one of ours."""
+    """The path of a model of another project, local or in the Hub's cache; None for a model of this package."""
     path = Path(source)
     if source == SMOLLM2:
         return smollm2_file()

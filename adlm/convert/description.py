@@ -22,7 +22,7 @@ _DEPTH = 8  # of containers in containers at one place; a file may nest them wit
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may say where a file does not, or to choose.
+    """Options of a conversion, for what a file does not say or leaves open.
 
     Args:
         weights: the moving average (ema, where there is one) or the last step's (raw).
@@ -94,7 +94,7 @@ def fraction(config: Any, *path: str) -> float | None:
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint says; None where it does not.
+    """The settings that a checkpoint states; None for those it does not.
 
     Args:
         wrapped: rows are packed.
@@ -158,7 +158,7 @@ def described(config: Any, *, asked: str) -> Description:
             asked,
             f"a time-conditioned network with the noise {shown(str(noise))}"
             + (" and change_of_variables" if by_time else ""),
-            "models here are told the time of the log-linear schedule; there is no way to convert this one",
+            "models here are conditioned on the time of the log-linear schedule, so this one cannot be converted",
             subject="noise",
         )
     return Description(
@@ -197,7 +197,7 @@ def settings_of(folder: Path, asked: str) -> dict[str, Any]:
 
 
 def description_of(settings: dict[str, Any], *, asked: str) -> Description:
-    """Of MDLM's, BD3-LM's or SEDD's settings; those of others are refused."""
+    """The description of MDLM's, BD3-LM's or SEDD's settings; others are refused."""
     kind = settings.get("model_type")
     if kind == "mdlm":
         return _mdlm(settings)

@@ -23,7 +23,7 @@ _GELU: dict[str, MlpKind] = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "g
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """One kind of model.
+    """A family of left-to-right models: its settings and the names of its weights.
 
     Args:
         prefix: of the names of all weights but the head's, which some files leave out.
@@ -74,7 +74,7 @@ def _size(settings: Settings, name: str, default: int | None = None) -> int:
 
 
 def _llama(settings: Settings, **differing: Any) -> OneStageConfig:
-    """Llama; Qwen2 has biases of queries, keys and values, Qwen3 normalises queries and keys."""
+    """Llama; Qwen2 has biases of queries, keys and values, Qwen3 normalizes queries and keys."""
     width, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
     rope = _rope(settings)
     base = _number(rope, "rope_theta", _number(settings, "rope_theta", 10_000.0))

@@ -26,7 +26,7 @@ from adlm.errors import ConfigError, ModelError
 from adlm.models.gguf_files import SEPARATOR, read_gguf
 from adlm.models.weights import check_header
 
-LONGEST = 1024  # of rows, where the model could read more and nobody says
+LONGEST = 1024  # default row length if the model could read longer rows
 _REFUSED = ("auto_map", "quantization_config")  # they name code, or another form of the weights
 _HEADS = ("lm_head.", "embed_out.")
 _OTHER = f"name a model of {', '.join(FAMILIES)}"
@@ -64,7 +64,7 @@ def from_gguf(path: Path, options: Options = Options()) -> Converted:  # noqa: B
 
 
 def weights_in(folder: Path, asked: str) -> dict[str, Callable[[], Tensor]]:
-    """How to read each weight in the safetensors files of a folder."""
+    """Readers for the weights in the safetensors files of a folder, by name."""
     found: dict[str, Callable[[], Tensor]] = {}
     for path in sorted(folder.glob("model*.safetensors")):
         with _opened(path, asked) as file:

@@ -1,7 +1,7 @@
 """A model of llama2.c (`model.bin` and `tokenizer.bin`) into one of this package.
 
 `model.bin` of version 0: seven int32, then float32 tensors one after another, those of all layers together. It is a
-Llama: RMS norms, a gated MLP, rotary positions whose pairs are neighbours. The head is the embedding if the vocabulary
+Llama: RMS norms, a gated MLP, rotary positions whose pairs are neighbors. The head is the embedding if the vocabulary
 size is positive. Rows begin after the begin token, which also ends each document.
 """
 
@@ -85,7 +85,9 @@ def from_llama2c(path: Path, options: Options = Options()) -> Converted:  # noqa
     file = path / WEIGHTS if path.is_dir() else path
     shape = _shape(file)
     if shape is None:
-        raise ModelError(asked, f"{file.name} is no model of llama2.c (version 0)", "get it again", subject=file.name)
+        raise ModelError(
+            asked, f"{file.name} is not a model of llama2.c (version 0)", "get it again", subject=file.name
+        )
     pieces = Path(options.tokenizer or file.parent / PIECES)
     if not pieces.is_file():
         fix = f"put {PIECES} beside it, or give --tokenizer FILE"

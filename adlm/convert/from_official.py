@@ -13,7 +13,7 @@ never reads: its mask is in no text.
 
 SEDD's network is that of a time-conditioned MDLM; what it gives are log-ratios, in which the objective `ScoreEntropy`
 has the same formula: log s_v = logit_v - log(V - 1) - log(e^sigma - 1). Neither constant changes which tokens are
-likely, so samplers and the bound of masked diffusion take the logits as they are, and normalise them.
+likely, so samplers and the bound of masked diffusion take the logits as they are, and normalize them.
 """
 
 import re

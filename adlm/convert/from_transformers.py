@@ -23,7 +23,7 @@ from adlm.models.network import Vocabulary
 from adlm.models.transformers_causal import TransformersCausal, TransformersCausalConfig, architecture_of, fill_from
 from adlm.models.weights import check_header
 
-LONGEST = 1024  # of rows, where the model could read more and nobody says
+LONGEST = 1024  # default row length if the model could read longer rows
 # Masks and frequencies that older versions of the library saved among the weights; they are not read.
 _BUFFERS = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias)|(.*\.)?rotary_emb\.inv_freq")
 

@@ -66,7 +66,7 @@ def native_model(config: ModelConfig, weights: Iterable[tuple[str, Tensor]], *, 
 
 
 def half_split(rows: Tensor, head_width: int) -> Tensor:
-    """Rows [n head_width, ...] of a map to queries or keys whose rotary pairs are neighbours, as halves of each head.
+    """Rows [n head_width, ...] of a map to queries or keys whose rotary pairs are neighbors, as halves of each head.
 
     A network that turns channels (2i, 2i + 1) computes the same as one that turns (i, i + half) with these rows.
     """

@@ -6,7 +6,7 @@ it would have been made from. The few things that are rebuilt (dictionaries, byt
 that the caller of `read_pickle` passes in and that look only at plain values.
 
 Names are checked all the same, to tell a checkpoint from an attack. `admitted` lists what the official training and its
-libraries leave in their files: classes mostly, and no function that could do anything if somebody did call it. A dotted
+libraries leave in their files: classes mostly, and no function that could do anything if it were called. A dotted
 name ("sys.modules", "Tokenizer.from_file") reaches into something and is never admitted.
 """
 
@@ -97,7 +97,7 @@ class PickledObject:
 
 
 class RefusedPickle(Exception):
-    """What is wrong with a pickle, in words; `read_pickle` makes a `ModelError` of it.
+    """Raised for a pickle that is refused, with the reason; `read_pickle` turns it into a `ModelError`.
 
     Args:
         subject: the name, entry or pickle instruction at fault; without one, the instruction that was run.
@@ -186,7 +186,7 @@ _MAKERS: dict[Name, Maker] = {
     Name("collections", "defaultdict"): _dict,
     Name("_codecs", "encode"): _bytes,
     **{Name(module, "dict"): _dict for module in ("builtins", "__builtin__")},
-    # Sets become lists: nobody here asks them anything, and what is in them need not be hashed.
+    # Sets become lists: membership is never asked for, and their items need not be hashable.
     **{Name(module, kind): _list for module in ("builtins", "__builtin__") for kind in ("set", "frozenset", "list")},
 }
 
@@ -258,7 +258,7 @@ class _Machine:
         self.stack.append(self.named(module, name))
 
     def inst(self, argument: Any) -> None:
-        """A call by name in one instruction, written by Python 2 only: the name is told, then it is refused."""
+        """A call by name in one instruction, written by Python 2 only: it is refused, with its name."""
         self.global_(argument)
         raise RefusedPickle(f"the pickle instruction INST of {shown(str(argument))}, which no checkpoint needs")
 

@@ -59,7 +59,7 @@ def prune_vocabulary(model: TextModel, data: Counts | Iterable[str], *, least: i
 
 
 def token_counts(tokenizer: Tokenizer, documents: Iterable[str]) -> Counts:
-    """How often each token [V] occurs in these texts."""
+    """The number of times each token [V] occurs in these texts."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for texts in _parts(documents):
         for ids in tokenizer.encode_batch(texts):

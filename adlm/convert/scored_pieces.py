@@ -1,6 +1,6 @@
 """The tokenizer of llama2.c, a file of pieces with scores, as a tokenizer of this package.
 
-Text is split into characters, those without a piece into bytes, and the two neighbours whose joint piece has the
+Text is split into characters, those without a piece into bytes, and the two neighbors whose joint piece has the
 highest score are joined until none has one. A space is put before every text, and taken away when it is decoded.
 
 The file: int32 length of the longest piece, then for each id float32 score, int32 length, UTF-8. Ids 0 to 2 are

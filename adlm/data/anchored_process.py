@@ -31,7 +31,7 @@ Ids = NDArray[np.int64]
 
 
 def spread(count: int, length: int) -> tuple[int, ...]:
-    """So many positions in a row, evenly apart, with as much room before the first as after the last."""
+    """Evenly spaced positions, with as much room before the first as after the last."""
     return tuple((2 * i + 1) * length // (2 * count) for i in range(count))
 
 
@@ -58,7 +58,7 @@ class AnchoredProcess(DataConfig):
         anchors: their positions in a row.
         concentration: of the Dirichlet distribution that the tables' rows come from; small ones are nearly certain
             of a token, large ones of none.
-        zipf: the k-th value of an anchor has a chance proportional to k ** -zipf; 0 is uniform.
+        zipf: the k-th value of an anchor has a probability proportional to k ** -zipf; 0 is uniform.
         law: seed of the tables.
         count: rows to train on.
         held_out: rows to validate on, and as many others to test on.
@@ -103,7 +103,7 @@ class AnchoredProcess(DataConfig):
         return Prepared(self.rows("train"), self.rows("valid"), tokenizer, self._packing())
 
     def rows(self, split: str) -> "AnchoredRows":
-        """Of train, valid or test."""
+        """The rows of train, valid or test."""
         return AnchoredRows(self, split)
 
     def exact(self) -> "Law":
@@ -115,7 +115,7 @@ class AnchoredProcess(DataConfig):
 
 
 class Law(NamedTuple):
-    """p(x) = sum over contexts c of chances[c] * product over positions l of table[l, c, x_l].
+    """The distribution p(x) = sum over contexts c of chances[c] * product over positions l of table[l, c, x_l].
 
     A context is a choice of values for all anchors, the first the most significant digit; at an anchor's own place
     the table says its digit for certain.
@@ -139,7 +139,7 @@ class Law(NamedTuple):
         return float(_entropies(np.einsum("c,lcv->lv", self.probabilities, self.table)).sum())
 
     def nats(self, values: Ids) -> Array:
-        """[N]: -log p of rows of values [N, L], from 0."""
+        """-log p [N] of rows of values [N, L], counted from 0."""
         each = np.ones((len(values), len(self.probabilities)))
         for place, table in enumerate(self.table):
             each *= table[:, values[:, place]].T
@@ -193,7 +193,7 @@ class AnchoredRows(Table):
         return self.config.count if self.split == "train" else self.config.held_out
 
     def values(self, rows: Ids) -> Ids:
-        """[N, length] of these rows, from 0: ids without `FIRST`."""
+        """The values [N, length] of these rows, counted from 0: ids without `FIRST`."""
         key = np.array([self.config.seed, _SPLITS.index(self.split)], np.uint64)
         bits = [np.random.Philox(key=key, counter=[0, row, 0, 0]).random_raw(self.length + 1) for row in rows]
         uniform = (np.array(bits, np.uint64).reshape(len(rows), self.length + 1) >> np.uint64(11)) * 2.0**-53

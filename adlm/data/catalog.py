@@ -40,7 +40,7 @@ _THREE = {"train": "train", "valid": "validation", "test": "test"}
 
 @dataclass(frozen=True)
 class Entry(ABC):
-    """One corpus of the catalog."""
+    """A corpus of the catalog."""
 
     name: str
     summary: str
@@ -49,7 +49,7 @@ class Entry(ABC):
     @property
     @abstractmethod
     def origin(self) -> str:
-        """Where the text comes from, in a line."""
+        """The origin of the text, in one line."""
 
     @abstractmethod
     def open(self, folder: Path | None, options: Mapping[str, Any]) -> Source:
@@ -323,7 +323,7 @@ def _entry(name: str) -> Entry:
 
 
 def listing() -> list[dict[str, str]]:
-    """The catalog as rows for a table: name, summary, licence, origin."""
+    """The catalog as rows of a table: name, summary, license, origin."""
     columns = ("name", "summary", "licence", "origin")
     return [{column: getattr(entry, column) for column in columns} for entry in entries().values()]
 

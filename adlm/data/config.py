@@ -38,7 +38,7 @@ class Corpus(DataConfig):
         valid: the split to validate on; by default `valid`, else `test`, else none.
         field: the field or column that holds the text.
         documents: where documents begin and end, if not as the catalog says.
-        detokenizer: undo a corpus's tokenisation, by name.
+        detokenizer: undo a corpus's tokenization, by name.
         revision: of a Hub data set.
         encoding_errors: strict, replace or ignore: what to do with bytes of files that are not UTF-8.
     """
@@ -77,7 +77,7 @@ class Corpus(DataConfig):
         return Prepared(table(train), table(valid) if valid else None, tokenizer, self.packing)
 
     def open(self) -> Source:
-        """The text itself."""
+        """The source of the text."""
         return open_source(
             self.source,
             folder=self.folder,

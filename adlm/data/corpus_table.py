@@ -121,7 +121,7 @@ class CorpusTable:
 
     @classmethod
     def count(cls, shards: Shards, *, watch: Callable[[int], None] | None = None) -> "CorpusTable":
-        """Count a prepared split, a block of rows at a time: memory does not grow with the data.
+        """Count a prepared split in blocks of rows, so that memory does not grow with the data.
 
         Args:
             watch: told after every block how many rows are done.
@@ -183,10 +183,10 @@ class _Seen:
         self.last = np.full(vocab_size, -1, np.int64)  # the document in which each token was seen last
 
     def add(self, tokens: Counts, numbers: Counts) -> None:
-        """Args: tokens: [N]; numbers: [N] of their documents, never falling."""
+        """Count tokens [N] of the documents with these numbers [N], which never fall."""
         if not len(tokens):
             return
-        # Sorted stably by token, a token's documents still rise, so equal neighbours are repetitions. NumPy sorts
+        # Sorted stably by token, a token's documents still rise, so equal neighbors are repetitions. NumPy sorts
         # 16 bits by counting, a few times faster than 64 bits by comparing.
         narrow = tokens.astype(np.uint16 if len(self.last) <= 1 << 16 else np.uint32)
         order = np.argsort(narrow, kind="stable")

@@ -1,4 +1,4 @@
-"""Published spacing undone: named detokenisers.
+"""Published spacing undone: named detokenizers.
 
 Zero-shot perplexities are comparable only if this is done alike everywhere, so these do what the evaluations of
 GPT-2, Megatron, SEDD and MDLM do, slips included: each is a table of replacements, made from top to bottom on
@@ -94,7 +94,7 @@ DETOKENIZERS: dict[str, Callable[[str], str]] = {
 
 
 def find_detokenizer(name: str) -> Callable[[str], str]:
-    """The detokeniser of that name."""
+    """The detokenizer of that name."""
     if name not in DETOKENIZERS:
         raise UnknownName("detokenizer", name, DETOKENIZERS)
     return DETOKENIZERS[name]

@@ -1,6 +1,6 @@
 """From raw records to documents: where they begin and end, and how a corpus without splits is cut into them.
 
-Text comes as segments: strings, and None where a record ends. A document rule moves those marks; a detokeniser
+Text comes as segments: strings, and None where a record ends. A document rule moves those marks; a detokenizer
 then undoes the published spacing of each segment; a cut selects a split.
 """
 
@@ -23,7 +23,7 @@ _HASHED_CHARACTERS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentRule(ABC):
-    """Where documents begin and end. Documents of nothing but white space are dropped unless `keep_empty`."""
+    """A rule for where documents begin and end. Blank documents are dropped unless `keep_empty`."""
 
     keep_empty: bool = False
     by_line: ClassVar[bool] = True
@@ -129,7 +129,7 @@ class WikiTextArticles(DocumentRule):
         for following in itertools.chain(self._lines(segments), ["\n"]):
             if before.isspace() and following.isspace() and self._TITLE.fullmatch(line):
                 yield None
-            # Each line is published with a space in front, which the detokeniser does not take away.
+            # Each line is published with a space in front, which the detokenizer does not take away.
             yield line.removeprefix(" ")
             before, line = line or "\n", following
 
@@ -171,7 +171,7 @@ def as_lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def as_pieces(segments: Segments, rule: DocumentRule, detokenizer: str) -> Iterator[Piece]:
-    """Documents by a rule, detokenised segment by segment, in pieces."""
+    """Documents by a rule, detokenized segment by segment, in pieces."""
     detokenize = find_detokenizer(detokenizer)
     for ends, group in itertools.groupby(rule.divide(segments), key=lambda segment: segment is None):
         if ends:
@@ -209,12 +209,14 @@ def _portions(text: str) -> Iterator[str]:
 
 
 class CorpusSize(NamedTuple):
+    """The number of documents and characters of a corpus."""
+
     documents: int
     characters: int
 
 
 class Cut(ABC):
-    """How files that come without splits are cut into train, valid and test."""
+    """A rule that cuts files without splits into train, valid and test."""
 
     @abstractmethod
     def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
@@ -223,7 +225,7 @@ class Cut(ABC):
 
 @dataclass(frozen=True)
 class NoCut(Cut):
-    """Every split is the whole text: what an evaluation reads is test data, all of it."""
+    """A cut in which every split is the whole text: all of it is test data in an evaluation."""
 
     def select(self, split: str, pieces: Iterator[Piece], size: CorpusSize) -> Iterator[Piece]:
         return pieces

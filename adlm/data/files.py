@@ -210,6 +210,7 @@ def split_of(name: str) -> str | None:
 
 
 def as_names(field: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Field names as a tuple, from one name or several."""
     return (field,) if isinstance(field, str) else field
 
 
@@ -316,6 +317,7 @@ _Records = Iterator[tuple[str, object]]
 
 
 def json_records(path: Path, source: TextFiles) -> _Records:
+    """The records of a JSON file, or of a file with one JSON object per line."""
     chunks = filter(None, _decoded(path, source.encoding_errors))
     text = next((chunk.lstrip() for chunk in chunks if not chunk.isspace()), "")
     if text.startswith("["):

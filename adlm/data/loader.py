@@ -65,7 +65,7 @@ def read_rows(table: Table, rows: NDArray[np.int64], *, first_sample_id: int = 0
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """What a loader does.
+    """The settings of a loader.
 
     Args:
         batch: rows in a global batch, over all ranks.

@@ -39,7 +39,7 @@ NOTHING: Ids = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class Packing(ABC):
-    """How documents become rows.
+    """A rule that packs documents into rows.
 
     Args:
         length: tokens per row.
@@ -77,7 +77,7 @@ class Packing(ABC):
 
 @dataclass(frozen=True)
 class Wrapped(Packing):
-    """One stream of all documents, cut into rows; the last, incomplete row is dropped.
+    """A packing that cuts one stream of all documents into rows; the last, incomplete row is dropped.
 
     Args:
         separated: end every document with the end token (text8 is one document and has none).
@@ -120,7 +120,7 @@ class Wrapped(Packing):
 
 @dataclass(frozen=True)
 class Padded(Packing):
-    """Every document on rows of its own, the last one padded.
+    """A packing in which every document has rows of its own, the last one padded.
 
     Args:
         begin: put the begin token first.

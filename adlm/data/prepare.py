@@ -1,7 +1,7 @@
-"""Tokenise and pack a source into shards: in parallel, in flat memory, resumable, and the same bytes every time.
+"""Tokenize and pack a source into shards: in parallel, in flat memory, resumable, and the same bytes every time.
 
 Text is read in chunks of a fixed size, encoded by worker processes, and packed in order by one process. A
-shard is closed only at the end of a chunk, and what is needed to go on from there is written beside it; so
+shard is closed only at the end of a chunk, and what is needed to resume there is written next to it; so
 neither the number of workers nor an interruption changes a byte. The folder's name carries a key over source,
 split, tokenizer, packing and format: whatever shapes the bytes changes the folder.
 """
@@ -54,7 +54,7 @@ class _State:
 
 
 def default_cache() -> Path:
-    """Where prepared data is kept: $ADLM_CACHE, or the user's cache folder."""
+    """The folder for prepared data: $ADLM_CACHE, or the user's cache folder."""
     return Path(os.environ.get("ADLM_CACHE", "~/.cache/adlm")).expanduser() / "data"
 
 
@@ -244,7 +244,7 @@ def _write(
 
 
 def grouped(pieces: Iterable[Piece], characters: int) -> Iterator[list[Piece]]:
-    """In groups of at least so many characters, but for the last."""
+    """The pieces in groups of at least so many characters, except for the last group."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:

@@ -32,9 +32,9 @@ _WAYS = ("refuse", "cut", "drop")
 
 @dataclass(frozen=True)
 class Prompts(DataConfig):
-    """Files with an object a line (or a list of objects), plain or as .gz, held in memory as tokens.
+    """Files with one object per line (or a list of objects), plain or as .gz, held in memory as tokens.
 
-    To have the trained model answer a prompt, have it go on from the prompt with the separator.
+    To have the trained model answer a prompt, let it continue the prompt with the separator.
 
     Args:
         train: the file to train on.

@@ -1,6 +1,6 @@
 """A tokenizer with fewer tokens, which reads texts of the kept ones as before.
 
-A byte-pair encoding joins neighbours step by step, so a kept piece needs all pieces on the way to it. Then every text
+A byte-pair encoding joins neighbors step by step, so a kept piece needs all pieces on the way to it. Then every text
 whose tokens are kept is encoded as before: the joins that were made are all there, and still come first. Other texts
 get shorter pieces, and at last bytes, if the tokenizer has them.
 """

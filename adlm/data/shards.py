@@ -32,6 +32,7 @@ _NAME = re.compile(r"shard-\d{5,}(\.lengths)?\.npy")
 
 
 def checksum(path: Path) -> str:
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 PIECE_CHARACTERS = 1 << 18
-# One whitespace character between two others: GPT-2's pre-tokeniser starts a token there in every context.
+# One whitespace character between two others: GPT-2's pre-tokenizer starts a token there in every context.
 SAFE_CUT = re.compile(r"(?<=\S)\s(?=\S)")
 
 
 class Piece(NamedTuple):
-    """Some text, and whether its document ends here."""
+    """A piece of text, and whether its document ends with it."""
 
     text: str
     ends: bool = True
@@ -60,7 +60,7 @@ class Source(ABC):
 
 
 def cut_safely(chunks: Iterable[str], size: int = PIECE_CHARACTERS) -> Iterator[Piece]:
-    """One document, given as chunks of any size, as pieces of about `size` characters."""
+    """The pieces of about `size` characters of one document, given as chunks of any size."""
     rest = ""
     for chunk in chunks:
         rest += chunk

@@ -1,7 +1,7 @@
 """Short stories whose exact entropy and likelihood are known, to train small models against a known floor.
 
 A story is drawn from the probabilistic program in `stories_grammar`: a plot, a few choices (who, where, what,
-which colour), and one of several sentences for each beat, filled in with the choices. Every choice can be read
+which color), and one of several sentences for each beat, filled in with the choices. Every choice can be read
 back from the text, so the text is exactly as uncertain as its choices: with pa(i) what choice i depends on,
 
     log p(text) = log p(plot) + sum_i log p(c_i | c_pa(i)),    H(text) = H(plot) + E sum_i H(c_i | c_pa(i)).
@@ -63,7 +63,7 @@ class _Mention(NamedTuple):
 
 
 class _Frame:
-    """A sentence with slots, which can be written and recognised."""
+    """A sentence with slots, which can be written and recognized."""
 
     def __init__(self, template: str, choices: Mapping[str, GrammarChoice]) -> None:
         self.slots: list[_Slot] = []
@@ -252,7 +252,7 @@ class Grammar:
         return None if reading.problems else reading.choices
 
     def problems(self, text: str) -> list[str]:
-        """What is wrong with a text as a story of the plot it is nearest to; nothing if some choices write it."""
+        """The problems of a text as a story of the plot it is nearest to; none if the grammar can write it."""
         return self._reading(text).problems
 
     def log_likelihood(self, text: str) -> float:
@@ -292,7 +292,7 @@ class Grammar:
         )
 
     def vocabulary(self) -> list[str]:
-        """Every token a text can have."""
+        """All tokens that a text can contain."""
         frames = [frame for p in self.programs.values() for beat in p.beats.values() for frame in beat.values()]
         texts = {words for frame in frames for slot in frame.slots for words in slot.words.values()}
         return sorted({token for text in texts for token in tokens_of(text)}.union(*(f.literals for f in frames)))
@@ -342,7 +342,7 @@ class Stories(Source):
                 yield Piece(grammar.write(grammar.draw(draws)))
 
     def story(self, split: str, index: int) -> str:
-        """One story of a split, without those before it."""
+        """One story of a split, generated without the stories before it."""
         if not 0 <= index < self._count(split):
             raise IndexError(f"story {index} of {self._count(split)} in the split {split!r}")
         return _grammar().write(_grammar().draw(self._draws(split, index // _BLOCK)[index % _BLOCK]))
@@ -352,7 +352,7 @@ class Stories(Source):
         return {"source": self.name, "grammar": _grammar().checksum, "drawing": _DRAWING, **drawn}
 
     def entropy(self) -> float:
-        """The exact entropy of a story in nats: no model has a lower mean loss a story."""
+        """The exact entropy of a story in nats: no model has a lower mean loss per story."""
         return _grammar().entropy()
 
     def mean_tokens(self) -> float:
@@ -364,7 +364,7 @@ class Stories(Source):
         return _grammar().max_tokens()
 
     def vocabulary(self) -> list[str]:
-        """Every word and punctuation mark there is, sorted."""
+        """All words and punctuation marks, sorted."""
         return _grammar().vocabulary()
 
     def log_likelihood(self, text: str) -> float:
@@ -372,11 +372,11 @@ class Stories(Source):
         return _grammar().log_likelihood(text)
 
     def problems(self, text: str) -> list[str]:
-        """What is inconsistent or unknown in a text, in words; empty exactly if its likelihood is not 0."""
+        """The inconsistent or unknown parts of a text, in words; empty if and only if its likelihood is not 0."""
         return _grammar().problems(text)
 
     def anchors(self, text: str) -> list[tuple[int, int]]:
-        """Character spans [start, end) where a free choice is first told; none for a text with problems."""
+        """Character spans [start, end) that first mention a free choice; none for a text with problems."""
         return _grammar().anchors(text)
 
     def _count(self, split: str) -> int:

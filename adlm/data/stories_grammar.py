@@ -1,4 +1,4 @@
-"""The grammar of `Stories` as data: who and what there is, how likely it is, and in which words it is told.
+"""The grammar of `Stories` as data: who and what there is, how likely it is, and in which words it is written.
 
 A plot is a list of choices and a list of beats. A choice draws a value with whole-number weights that may
 depend on earlier choices; a beat draws one of several sentences, into which the values are written:
@@ -168,7 +168,7 @@ def _other_than(one: str) -> GrammarChoice:
     )
 
 
-# What: the things at hand depend on the place, their colour on the thing.
+# What: the things at hand depend on the place, their color on the thing.
 
 _TOYS_AT = _tables("""
     forest: lantern 4 basket 3 scarf 2 drum 1

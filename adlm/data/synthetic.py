@@ -1,6 +1,6 @@
 """Random tokens in any size: to measure speed, or to try a large run on any machine before its data is there.
 
-Ranks are drawn as words of a language are, the k-th most frequent with a chance proportional to 1 / k (Zipf), so
+Ranks are drawn as words of a language are, the k-th most frequent with a probability proportional to 1 / k (Zipf), so
 that rules which look at frequencies have something to see. A row is a function of the seed, the split and its
 number: (seed, split) is the key of a counter-based generator (Philox), the row's number its counter. Nothing is
 stored.

@@ -18,7 +18,7 @@ class Table(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What to call it in messages."""
+        """The name of the table in messages."""
 
     @property
     @abstractmethod
@@ -28,41 +28,41 @@ class Table(ABC):
     @property
     @abstractmethod
     def length(self) -> int:
-        """Tokens per row."""
+        """The number of tokens per row."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N, length] ids of the rows with these indices."""
+        """The token ids [N, length] of the rows with these indices."""
 
     @abstractmethod
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N] tokens of text in each row, given ones among them, padding left out."""
+        """The number of text tokens [N] in each row, including given ones and without padding."""
 
     @abstractmethod
     def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[N, length]: False at padding, unless padding is to be predicted."""
+        """The positions [N, length] that count: False at padding, unless padding is predicted."""
 
     def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """[N, length]: True where text is given (a prompt): seen, never masked, never scored. Never at padding."""
+        """The given positions [N, length], such as a prompt: seen, never masked, never scored, never padding."""
         return None
 
     def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """[N, length]: which document of its row each token belongs to, where they are not to see each other."""
+        """The document [N, length] of its row that each token belongs to, if documents must not see each other."""
         return None
 
     def targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """[N, length]: what the state at each position is to predict beside its token; -1 where nothing."""
+        """The extra target [N, length] of the state at each position, besides its token; -1 means none."""
         return None
 
     def anchors(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """[N, length]: the anchors, where the data knows them (`adlm.anchors.rules.Given`)."""
+        """The anchors [N, length], if the data marks them (`adlm.anchors.rules.Given`)."""
         return None
 
     def scored_lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N] tokens of text that a model has to write: what nats are divided by to give a perplexity.
+        """The number of tokens [N] that a model has to write, by which nats are divided for a perplexity.
 
         Neither what is given nor padding is among them, even where predicted padding costs nats: a perplexity is
         that of a text, whatever the length of the row it stands in.
@@ -82,20 +82,20 @@ class Prepared(NamedTuple):
 
 
 class PreparationCallback(Protocol):
-    """Told from time to time: documents and characters read so far, and the rows they gave."""
+    """A callback that receives the documents and characters read so far, and the number of rows."""
 
     def __call__(self, documents: int, characters: int, rows: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class DataConfig(ABC):
-    """What a run reads, as a value. All kinds are in `adlm.data.config`."""
+    """The data of a run, as a value. All kinds are in `adlm.data.config`."""
 
     @abstractmethod
     def prepare(
         self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
     ) -> Prepared:
-        """Made, or found made. Several processes may call it at once.
+        """Prepare the data, or load it from the cache. Several processes may call it at once.
 
         Args:
             cache: where prepared data is kept, if not in the user's cache.

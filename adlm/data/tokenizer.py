@@ -104,7 +104,7 @@ class Tokenizer:
         """The ids of a text, without begin or end tokens.
 
         Args:
-            first: the text begins here; otherwise it goes on from something else.
+            first: whether the text begins here; otherwise it continues other text.
         """
         return self.encode_batch([text], first=first)[0]
 
@@ -168,7 +168,7 @@ class Tokenizer:
         return {index: token.content for index, token in added if token.special}
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """For each id of `encode(text)` the numbers of its first character and the one after its last."""
+        """The span [first character, last + 1) of each id of `encode(text)`."""
         return self.backend.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -176,7 +176,7 @@ class Tokenizer:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def token(self, index: int) -> str:
-        """One id as people read it."""
+        """The text of one id, readable for people."""
         return MASK if index == self.mask_id else self._inside.decode([index], skip_special_tokens=False)
 
     def save(self, folder: Path, *, shown: Backend | None = None) -> None:
@@ -345,7 +345,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def train_words(texts: Iterable[str], vocab_size: int = 65_536) -> Tokenizer:
-    """Every word (with the space before it) and every mark a token: for small closed vocabularies."""
+    """Train a tokenizer with one token per word (with the space before it) and per mark: for small vocabularies."""
     backend = Backend(models.WordLevel(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), "isolated")
     backend.decoder = decoders.Fuse()
@@ -357,7 +357,7 @@ def train_words(texts: Iterable[str], vocab_size: int = 65_536) -> Tokenizer:
 
 
 def characters(alphabet: str = " abcdefghijklmnopqrstuvwxyz") -> Tokenizer:
-    """One token per character; text8's 27 by default."""
+    """A tokenizer with one token per character; text8's 27 by default."""
     vocabulary = {token: index for index, token in enumerate([*dict.fromkeys(alphabet), "<unk>"])}
     backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_CHARACTERS), "isolated")

@@ -15,7 +15,7 @@ from adlm.types import Batch, Corrupted
 
 @dataclass(frozen=True)
 class BlockMasking(Corruption):
-    """In each block, draw k uniformly from 1..n of its n scored tokens and mask a random k of them, weight n / k.
+    """Masking per block: draw k uniformly from 1..n of a block's n scored tokens, mask a random k, weight n / k.
 
     With a model that sees earlier blocks clean, this is the bound of the likelihood block by block: with blocks of one
     token the left-to-right likelihood itself, with one block the bound of `CountMasking`. The levels of a row's blocks
@@ -49,7 +49,7 @@ class BlockMasking(Corruption):
         return self._at(level, self._sizes(batch, noise, progress), batch, mask_id, noise)
 
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        """With k = floor(level * n) + 1 in the first of a row's blocks, in random order, and so on."""
+        """Mask k = floor(level * n) + 1 tokens in the first of a row's blocks, in random order, and so on."""
         return self._at(level, self._sizes(batch, noise, 1.0), batch, mask_id, noise)
 
     def _sizes(self, batch: Batch, noise: Noise, progress: float) -> int | Tensor:

@@ -107,11 +107,11 @@ class CountMasking(Corruption):
 
     The same bound as uniform masking with alpha = 1 - t (any-order chain rule), with less variance: the number of
     masked tokens does not fluctuate around its mean. Given k, the time of that process weighted by 1/t is the
-    k-th smallest of n uniform numbers, so time-conditioned models are told exactly the right one.
+    k-th smallest of n uniform numbers, so time-conditioned models get exactly the right one.
     """
 
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        """With k = floor(level * n) + 1."""
+        """Mask k = floor(level * n) + 1 tokens of each row."""
         scored = batch.scored
         n = scored.sum(-1)
         k = (level.to(n.device) * n).long().clamp_max(n - 1) + 1

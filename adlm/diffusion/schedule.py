@@ -24,7 +24,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def slope(self, t: Tensor) -> Tensor:
-        """d alpha / dt."""
+        """The derivative of alpha with respect to t."""
 
     @abstractmethod
     def inverse(self, alpha: Tensor) -> Tensor:

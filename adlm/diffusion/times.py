@@ -1,7 +1,7 @@
 """How the noise levels of rows are drawn: numbers in [0, 1), one per row, uniform over seeds.
 
 Each is a function of the row's sample id, not of its batch, so ranks and resumed runs see the same. The more evenly
-the levels of neighbouring rows are spread, the less the loss of a batch varies.
+the levels of neighboring rows are spread, the less the loss of a batch varies.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ class Times(ABC):
 
     @abstractmethod
     def levels(self, sample_id: Tensor, noise: Noise) -> Tensor:
-        """[B] float64 in [0, 1) for sample ids [B]."""
+        """Noise levels [B] in [0, 1), float64, for sample ids [B]."""
 
 
 @dataclass(frozen=True)

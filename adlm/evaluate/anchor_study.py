@@ -1,4 +1,4 @@
-"""What the anchors of a two-stage model do: how well each stage predicts, and what the denoiser is told.
+"""What the anchors of a two-stage model do: how well each stage predicts, and what is handed to the denoiser.
 
 The denoiser also predicts from changed anchors (`anchor_trials.py`): if its nats stay the same when anchors tell only
 how frequent tokens are, the anchors carry nothing.
@@ -35,7 +35,7 @@ from adlm.evaluate.measurement import ModelLike, Progress, check_counts, measuri
 from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.statistics import jackknife, jackknife_ratio
 
-# Okabe and Ito's colours, which differ for every kind of colour vision.
+# Okabe and Ito's colors, which differ for every kind of color vision.
 _COLOURS = {"anchor stage": "#E69F00", "denoiser": "#0072B2"}
 _LINES = {"anchor tokens": "-", "other tokens": "--"}
 
@@ -58,7 +58,7 @@ def anchors(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Accuracy, nats and calibration of both stages by noise level, and what the anchors tell the denoiser.
+    """Measure accuracy, nats and calibration of both stages by noise level, and what the anchors tell the denoiser.
 
     `anchor_tables`, `anchor_markdown` and `draw_anchors` show the result.
 
@@ -219,13 +219,13 @@ def anchor_markdown(result: Result) -> str:
 
 
 def anchor_lines(result: Result) -> list[str]:
-    """What the tables of an anchor study show, in words."""
+    """The findings of an anchor study, in words."""
     told = [f"told {trial}: {words}" for trial, words in result.protocol["trials"].items()]
     return [f"{result.data['rows']:,} rows; ± one standard error, by a jackknife over rows", *told]
 
 
 def anchor_tables(figures: Figures, levels: Sequence[float]) -> list[AnchorTable]:
-    """How well each stage predicts; the denoiser's nats by what it is told; which kinds of token are decided first."""
+    """The tables of an anchor study: accuracy of each stage, the denoiser's nats by hand-over, and kinds of word."""
 
     def cell(level: float, kind: str, stage: str, what: str) -> str:
         name = ", ".join(filter(None, (f"{level:g}", kind, stage)))
@@ -268,7 +268,7 @@ def anchor_tables(figures: Figures, levels: Sequence[float]) -> list[AnchorTable
     return [
         AnchorTable("Both stages", ("masked", "tokens", "stage", *measures, "agreement of the stages"), both),
         AnchorTable(
-            "Nats of the denoiser, by what it is told", ("masked", "tokens", *TRIALS, "gain over unigram"), trials
+            "Nats of the denoiser, by what it is handed", ("masked", "tokens", *TRIALS, "gain over unigram"), trials
         ),
         AnchorTable("Probability of the true token", ("tokens", "stage", *map(masked, levels)), kinds),
     ]

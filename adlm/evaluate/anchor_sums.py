@@ -60,7 +60,7 @@ class _Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Types:
-    """What is known of each token type: its kind of word, and how frequent it is in the data.
+    """The kind of word and the frequency of each token type.
 
     Args:
         words: [V] indices into `WORDS`.

@@ -1,11 +1,11 @@
 """The denoiser's input with the anchors' prediction replaced at masked positions: by the truth, noise, or frequencies.
 
 A trial has to stay among the inputs that the denoiser knows, or it only shows that strange inputs harm. So confidence,
-scale and normaliser are the network's own. What that means depends on the hand-over:
+scale and normalizer are the network's own. What that means depends on the hand-over:
 
 - `Logits`, `Probabilities`: a distribution is handed over, and can be replaced by another. Truth: the position's own,
   with the true token and the likeliest swapped. Unigram: the fractions of tokens in the data, as logits with the row's
-  mean normaliser and mean logit of the mask.
+  mean normalizer and mean logit of the mask.
 - All others hand over features. Truth: those of the anchor stage on the clean text. Unigram: the mean over masked
   positions of other rows at the same noise level. Noise and mean also lose what features tell about positions.
 
@@ -42,7 +42,7 @@ class Trials:
 
     @property
     def words(self) -> dict[str, str]:
-        """What each trial does, in words, for the protocol."""
+        """A description of each trial, for the protocol."""
         if self.by_distribution:
             what = "logits" if isinstance(self.kind, Logits) else "probabilities"
             return {
@@ -106,7 +106,7 @@ class Trials:
         yield "unigram", handed.masked_scatter(masked[..., None], plain.to(handed.dtype))
 
     def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of N positions: the likeliest token, its logit, the normaliser, the mask's own logit; a slice at a time."""
+        """Of N positions: the likeliest token, its logit, the normalizer, the mask's own logit; a slice at a time."""
         head, found = self.model.anchor_head, []
         for part in hidden.split(max(1, SLICE_LOGITS // self.model.vocabulary.size)):
             logits = head(part)

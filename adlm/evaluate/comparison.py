@@ -31,7 +31,7 @@ def compare(
     seed: int = 0,
     out: str | Path | None = None,
 ) -> Result:
-    """First minus second, for every kind of items that both results have.
+    """Compare two results pairwise: first minus second, for every kind of items that both have.
 
     The figures of each kind: `difference` (of nats per token if items have tokens, else of the mean over items) with
     its standard error over paired items and a bootstrap interval, `z`, the two-sided `p`, `first`, `second`, `items`.

@@ -57,7 +57,7 @@ class ScoredContinuations(NamedTuple):
 
 
 def joined_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Continuation:
-    """Both in one go, as a text has its tokens. White space between them belongs to the continuation.
+    """The tokens of context and continuation, encoded together. White space between them belongs to the latter.
 
     Given are the tokens with which the context alone would begin too: one that reaches over the border is scored.
     """
@@ -121,18 +121,18 @@ class Scorer:
 
     @property
     def room(self) -> int:
-        """For a context and its continuation."""
+        """The number of tokens that fit a row, for a context and its continuation."""
         return self.length - len(self.packing.frame(self.roles)[0])
 
     def exact(self, item: Continuation) -> bool:
-        """Whether every way to mask it is looked at."""
+        """Whether all ways to mask the continuation are enumerated."""
         return not self.model.time_conditioned and 2 ** (len(item.tokens) - item.given) - 1 <= self.draws
 
     @torch.no_grad()
     def __call__(
         self, items: Sequence[Continuation], *, greedy: bool = True, progress: Callable[[int], None] | None = None
     ) -> list[ScoredContinuations]:
-        """Of each item, in order.
+        """The score of each item, in order.
 
         Args:
             greedy: whether to decide it; otherwise all are False.

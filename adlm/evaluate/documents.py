@@ -172,7 +172,7 @@ class TextRows(Table):
         return ends.cumsum(-1) - ends
 
     def by_item(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """[items]: the values [rows] of each item's rows, summed."""
+        """The values [rows], summed over the rows of each item: [items]."""
         return np.bincount(self.owners, weights=values, minlength=self.items).astype(np.float64)
 
     def _before(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -237,7 +237,7 @@ def document_rows(
     limit: int | None = None,
     stride: int | None = None,
 ) -> TextRows:
-    """Every document of a split on rows of its own, or the first `limit` documents. An item is a document.
+    """Rows with one document each, all of a split or the first `limit` documents. An item is a document.
 
     A document gets the begin and end tokens that a text with a row to itself has in `packing`, and is never cropped:
     row k begins at its token k * stride, and scores what no row before it has scored. The tokens before those are its
@@ -303,7 +303,7 @@ def document_rows(
 
 
 def text_facts(table: TextRows, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
-    """What a result says of the text: its name and key, how much of it was scored, and what was not."""
+    """What a result records about the text: its name and key, how much of it was scored, and what was not."""
     characters = int(table.characters.sum())
     return {
         "name": table.made_of["name"],

@@ -20,7 +20,7 @@ from adlm.resumable import checksum
 from adlm.samplers.sampler import Sampler
 from adlm.text_model import TextModel
 
-_DOCUMENTS = 512  # of a training text, tokenised together
+_DOCUMENTS = 512  # of a training text, tokenized together
 
 
 def generation(
@@ -46,7 +46,7 @@ def generation(
     progress: Progress | None = None,
     **options: object,
 ) -> Result:
-    """Generative perplexity, entropy, variety, repetition, copies and MAUVE of texts, and the same of real ones.
+    """Measure generative perplexity, entropy, variety, repetition, copies and MAUVE of texts and of references.
 
     Figures of real texts are named "references FIGURE".
 
@@ -114,7 +114,7 @@ def _given(work: Measurement, texts: Sequence[str] | str | Path | None, n: int) 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all sets of texts are measured with: a judge, and where references come from."""
+    """The judge and the references with which sets of texts are measured."""
 
     work: Measurement
     judge: Judge
@@ -125,7 +125,7 @@ class Bench:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What a result says of the references."""
+        """What a result records about the references."""
         if self.source is None:
             return {}
         key = checksum({"source": self.source.fingerprint(self.split), "seed": self.seed})
@@ -136,12 +136,12 @@ class Bench:
         return self.mauve and self.source is not None
 
     def check(self, count: int, clusters: int | None) -> None:
-        """Refuse what cannot be measured before texts are written."""
+        """Refuse what cannot be measured, before texts are written."""
         if self.with_mauve:
             check_mauve(count, clusters)
 
     def notes(self, count: int) -> list[str]:
-        """What to know of MAUVE."""
+        """Notes on MAUVE for the reader of a result."""
         if count >= FEW_TEXTS:
             return []
         return [f"MAUVE of {count} texts says little: take {FEW_TEXTS} or more, better 1,000"]
@@ -219,7 +219,7 @@ def sampled(
 
 
 def samples_file(out: Path | None, *parts: str) -> Path | None:
-    """Where the texts of a result are kept."""
+    """The file in which the texts of a result are stored."""
     return None if out is None else out.with_name("-".join([out.stem, *parts]) + ".samples.jsonl")
 
 

@@ -61,7 +61,7 @@ def infilling(
     progress: Progress | None = None,
     **options: object,
 ) -> Result:
-    """How often a model restores a word, a phrase of three words or a sentence that was cut out of a held-out text.
+    """Measure how often a model restores a word, a phrase of three words or a sentence cut from a held-out text.
 
     The number of missing tokens is given. "exact HOLE" is the fraction of holes filled with the very words; "words
     HOLE" is the F1 score of the words put there, for holes that can be filled in more than one way.

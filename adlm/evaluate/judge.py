@@ -1,6 +1,6 @@
 """Judges: frozen left-to-right models that give the likelihood of a text and features of it.
 
-A judge gets decoded text and tokenises it again, so that texts of any system are measured alike. Figures depend on the
+A judge gets decoded text and tokenizes it again, so that texts of any system are measured alike. Figures depend on the
 judge, on the length at which texts are cut and on what stands before the first token: they compare only if all three
 are equal, and `Judge.protocol` states them.
 """
@@ -38,7 +38,7 @@ Ids = NDArray[np.int64]
 
 
 class JudgeReading(NamedTuple):
-    """Of n texts: nats [n], the number of tokens that were scored [n], and features after the last token [n, D]."""
+    """A judge's reading of n texts: nats [n], scored tokens [n], and features after the last token [n, D]."""
 
     nats: NDArray[np.float64]
     tokens: NDArray[np.int64]
@@ -70,11 +70,11 @@ class Judge(ABC):
     @property
     @abstractmethod
     def first(self) -> str:
-        """What stands before a text, and whether its first token is scored."""
+        """The tokens before a text, and whether its first token is scored."""
 
     @cached_property
     def protocol(self) -> dict[str, Any]:
-        """What figures depend on."""
+        """The settings that figures depend on."""
         return {
             "judge": self.name,
             "judge_weights": weights_checksum(self.network),
@@ -208,7 +208,7 @@ def open_judge(
 
 
 class Judged(NamedTuple):
-    """What a judge finds in n texts: their tokens, cut; nats, scored tokens and features [n, D] of each.
+    """n texts with a judge's reading: their tokens, cut; nats, scored tokens and features [n, D] of each.
 
     cut: the number of texts that were longer. features are empty if none were asked for.
     """

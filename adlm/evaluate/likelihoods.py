@@ -47,7 +47,7 @@ def perplexity(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Perplexity, nats per token and bits per byte and character of held-out text, with standard errors over items.
+    """Measure perplexity, nats per token and bits per byte and character of held-out text, with standard errors.
 
     Figures are exact for left-to-right models and bounds for masked ones. Under `torchrun`, processes share the work
     and return the same result.
@@ -61,7 +61,7 @@ def perplexity(
         folder: where the files of a catalog name are.
         field: the field or column that holds the text; several as in title,description; numbers if a CSV file has no
             header.
-        detokenizer: undo a corpus's tokenisation, by name.
+        detokenizer: undo a corpus's tokenization, by name.
         limit: score only the first so many rows (or documents).
         draws: noise levels per row, for bounds.
         estimator: of the bound (`adlm.objectives.likelihood.ESTIMATORS`); "all" shows how three of them agree. By

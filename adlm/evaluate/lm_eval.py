@@ -95,7 +95,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         return self.model.tokenizer.fingerprint
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its figures."""
+        """The information that the harness stores with its figures."""
         causal = self.model.network.causal
         return {
             "adlm_version": version("adlm"),
@@ -109,7 +109,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         }
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(log p(continuation | context), whether greedy writing gives it) of each request."""
+        """log p(continuation | context) of each request, and whether greedy decoding gives the continuation."""
         tokenizer = self.model.tokenizer
         items = [joined_tokens(context, after, tokenizer) for context, after in (each.args for each in requests)]
         fitting = [item.cut_to(self.scorer.room) for item in items]
@@ -134,7 +134,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context, up to the first of the strings in `until` or its end token.
+        """The continuation of each context, up to the first of the strings in `until` or the end token.
 
         A request that occurs k times gets k different samples.
         """

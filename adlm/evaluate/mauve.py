@@ -114,7 +114,7 @@ def frontier_area(p: NDArray[Any], q: NDArray[Any], *, scale: float = SCALE) -> 
 
 
 def mauve_protocol(found: Mauve, *, seeds: Sequence[int] = range(5), scale: float = SCALE) -> dict[str, Any]:
-    """What a figure depends on, besides the judge and the number of texts."""
+    """The settings that MAUVE depends on, besides the judge and the number of texts."""
     return {
         "features": "the judge's last hidden state after the last token, scaled to length 1",
         "reduction": f"{found.dimensions} principal components, {_VARIANCE:.0%} of the variance",

@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]  # the part that is running, items do
 
 @dataclass(frozen=True)
 class Measurement:
-    """One running evaluation.
+    """A running evaluation.
 
     Args:
         out: the file of the result. Partial results are kept beside it, so that a second call resumes. None: nothing
@@ -45,7 +45,7 @@ class Measurement:
         return None if self.out is None else partial_file(self.out, label)
 
     def counts(self, label: str) -> CountCallback | None:
-        """What is told about one part's progress, on the first process."""
+        """The progress callback of one part, on the first process."""
         progress = self.progress
         if progress is None or not self.context.first:
             return None
@@ -127,7 +127,7 @@ def check_counts(**counts: int | None) -> None:
 
 
 def result_path(*parts: str) -> Path:
-    """Where a result goes by default: runs/evaluate/PARTS.json."""
+    """The default path of a result: runs/evaluate/PARTS.json."""
     name = "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts)
     return Path("runs/evaluate") / f"{name[-200:]}.json"
 

@@ -19,13 +19,13 @@ from adlm.objectives.objective import CrossEntropy, Objective
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a published figure is measured.
+    """The protocol of a published figure.
 
     Args:
-        data: its name in the catalog, which has its document rule and detokeniser.
+        data: its name in the catalog, which has its document rule and detokenizer.
         tokenizer: its name, in words.
         vocabulary: the number of ids, with the mask.
-        probe: a text and its ids, by which the tokenizer is recognised.
+        probe: a text and its ids, by which the tokenizer is recognized.
         size: the number of documents or characters of the published split.
         text: what is scored, in words.
     """
@@ -41,7 +41,7 @@ class Protocol:
     text: str
 
     def open(self, data: str | Path | Source, folder: str | Path | None = None) -> Source:
-        """Its text: by its name, from the Hub or a folder; or from the folder or file that `data` is."""
+        """The text of the protocol: by name, from the Hub or a folder; or from the folder or file `data`."""
         if data == self.data:
             return open_source(self.data, folder=folder)
         if folder is None and not isinstance(data, Source) and Path(data).expanduser().exists():
@@ -71,7 +71,7 @@ class Protocol:
             )
 
     def departures(self, source: Source, trained: Packing, limit: int | None) -> list[str]:
-        """How a measurement departs from the published one, in words. Reads the split once."""
+        """The differences between a measurement and the published one, in words. Reads the split once."""
         unit, count = self.size
         documents = characters = 0
         for text, ends in source.pieces(self.split):

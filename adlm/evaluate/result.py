@@ -44,7 +44,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Result:
-    """One measurement of one model on one data set. `print(result)` shows its figures.
+    """A measurement of one model on one data set. `print(result)` shows its figures.
 
     Args:
         task: what was measured, as in "perplexity".

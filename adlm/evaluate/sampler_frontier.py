@@ -16,7 +16,7 @@ from adlm.evaluate.measurement import ModelLike, Progress, check_counts, measuri
 from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.text_figures import figures
 
-# Okabe and Ito's colours, which differ for every kind of colour vision.
+# Okabe and Ito's colors, which differ for every kind of color vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 _GREY = "#555555"
 _MARKS = "osD^vP*"
@@ -63,7 +63,7 @@ def frontier(
     progress: Progress | None = None,
     **options: object,
 ) -> Result:
-    """Generative perplexity, entropy, MAUVE and speed of a masked model over samplers and steps.
+    """Measure generative perplexity, entropy, MAUVE and speed of a masked model over samplers and steps.
 
     Figures are named "SAMPLER STEPS FIGURE"; `frontier_points` gives them by point. Speeds are those of this machine,
     with whatever else runs on it.

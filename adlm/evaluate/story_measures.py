@@ -59,7 +59,7 @@ def stories(
     progress: Progress | None = None,
     **options: object,
 ) -> Result:
-    """How far a model of generated stories is from the process that writes them, and what is wrong with its own.
+    """Measure how far a model of generated stories is from the true process, and what is wrong with its samples.
 
     Args:
         model: a model of stories, its folder, or its name on the Hugging Face Hub.
@@ -174,7 +174,7 @@ def likelihood_figures(nats: Array, exact: Array, source: Stories, *, kind: str,
 
 
 def sample_figures(texts: Sequence[str], source: Stories) -> dict[str, Figure]:
-    """How many samples the grammar could have written, how likely they are under it, and what is wrong with others."""
+    """The fraction of samples that the grammar could have written, their likelihood, and the faults of the others."""
     found = [source.problems(text) for text in texts]
     flawless = [text for text, problems in zip(texts, found, strict=True) if not problems]
     figures = {"flawless": _fraction(len(flawless), len(texts))}

@@ -118,7 +118,7 @@ def mean_figure(values: Array, unit: str = "") -> Figure:
 
 
 def hashed_ngrams(row: Ids, n: int) -> NDArray[np.uint64]:
-    """[len - n + 1]: a hash of 64 bits per n-gram."""
+    """A 64-bit hash of each n-gram: [len - n + 1]."""
     if n < 1:
         raise OutOfRange("n", n, "at least 1")
     if len(row) < n:

@@ -1,6 +1,6 @@
 """Perplexity on texts that a model was not trained on: the seven sets of the field, and published figures on them.
 
-As in the published evaluations (SEDD, MDLM, ADLM), every record of a set is detokenised, ended by the end token and
+As in the published evaluations (SEDD, MDLM, ADLM), every record of a set is detokenized, ended by the end token and
 wrapped with the others into rows of the model's length. A record is one row on the Hub: a line of WikiText, blank or
 not, a sentence of PTB and LM1B, an article of PubMed and arXiv. The splits are theirs too: validation, or test for
 LAMBADA, LM1B and AG News. Published code also drops what does not fill a row at the end of each thousand records, not
@@ -28,7 +28,7 @@ from adlm.resumable import checksum
 
 @dataclass(frozen=True)
 class ZeroShotSet:
-    """One of the sets.
+    """A zero-shot data set.
 
     Args:
         data: its name in the catalog, and that of its folder.
@@ -52,7 +52,7 @@ class OpenedSet:
 
     @property
     def departure(self) -> str | None:
-        """How it differs from the published set, in words."""
+        """The difference from the published set, in words."""
         published = self.set.splits[0]
         return None if self.split == published else f"the split {self.split}; published figures are on {published}"
 
@@ -95,7 +95,7 @@ def zero_shot(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Perplexity and bits on texts that a model was not trained on. Figures are named "FIGURE SET".
+    """Measure perplexity and bits on texts that a model was not trained on. Figures are named "FIGURE SET".
 
     Args:
         model: a model, its folder, or its name on the Hugging Face Hub.

@@ -100,7 +100,7 @@ def _positions_of(mask: Tensor) -> Tensor:
 
 
 class _Convolution(nn.Module):
-    """x + a depthwise convolution over neighbours, centred or causal."""
+    """x + a depthwise convolution over neighbors, centered or causal."""
 
     def __init__(self, stack: dict[str, Any], layer: int) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class _Stack(nn.Module):
         self.modulation = nn.Linear(condition, 2 * width) if condition else None
 
     def forward(self, x: Tensor, layout: _Layout, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream, and what a head reads: that, normalised."""
+        """The residual stream, and what a head reads: that, normalized."""
         condition = None if self.time is None else self.time(sigma)
         if self.reinjection:
             x = F.rms_norm(x, x.shape[-1:])

@@ -67,7 +67,7 @@ class _Model(AdlmModel):
         return self.model_config.build()
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Networks initialise themselves. When weights are loaded, all of them are there but computed buffers.
+        # Networks initialize themselves. When weights are loaded, all of them are there but computed buffers.
         if not getattr(self, "_built", False):
             return
         if isinstance(module, Rotary):
@@ -91,7 +91,7 @@ class AdlmMaskedLM(_Model):
 
     @classmethod
     def can_generate(cls) -> bool:
-        """True: `generate` is this package's own."""
+        """Always true: `generate` is this package's own."""
         return True
 
     def forward(
@@ -165,7 +165,7 @@ class AdlmCausalLM(_Model, GenerationMixin):
         return output.to_tuple() if return_dict is False else output
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; weights derived from others are computed once."""
+        """Generate as transformers does; weights derived from others are computed once."""
         with self.network.inference_weights():
             return super().generate(*args, **kwargs)  # type: ignore[misc] # its protocol is stricter than its use
 

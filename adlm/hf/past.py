@@ -12,7 +12,7 @@ from adlm.models.language_model import LanguageModel
 
 
 class Past(Cache):
-    """All is kept in a `transformers.Cache`, so that it can be reordered, cropped and passed on.
+    """A cache of this package stored in a `transformers.Cache`, so that it can be reordered, cropped and passed on.
 
     Args:
         past: has a layer for each block, and another for each short convolution.

@@ -36,11 +36,11 @@ class Outputs(NamedTuple):
         return cls(mask, mask.flatten().nonzero()[:, 0])
 
     def select(self, x: Tensor) -> Tensor:
-        """[B, L, D] -> [N, D]"""
+        """The features [N, D] at these positions, from [B, L, D]."""
         return x[:, : self.mask.shape[1]].flatten(0, 1).index_select(0, self.flat)
 
     def select_rows(self, x: Tensor) -> Tensor:
-        """[B, D] -> [N, D]: what belongs to the row of each position."""
+        """The values [N, D] of the row of each position, from [B, D]."""
         return x.index_select(0, self.flat // self.mask.shape[1])
 
 
@@ -283,7 +283,7 @@ class Block(Deriving):
         return q, k, v.unflatten(-1, (self.key_heads, self.head_width))
 
     def _rotated(self, x: Tensor, layout: Layout, queries: int) -> Tensor:
-        """Queries of so many heads, then keys -> [B, L, heads, D/H], normalised if asked for, rotated."""
+        """Queries of so many heads, then keys -> [B, L, heads, D/H], normalized if asked for, rotated."""
         x = x.unflatten(-1, (1, -1, self.head_width))
         if self.query_norm is not None and self.key_norm is not None:
             parts = zip((self.query_norm, self.key_norm), x.tensor_split([queries], -2), strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Slots:
-    """Where the sites of a pass go, and how many slots its rows look at.
+    """The slots that the sites of a pass write to, and how many slots its rows read.
 
     Args:
         start: the slot of the first noisy site of each row.
@@ -82,7 +82,7 @@ class SlotMemory:
         return self.keys, self.values
 
     def place_inputs(self, x: Tensor) -> Tensor:
-        """The same for the inputs of the convolution [R, S, D]."""
+        """Store the inputs of the convolution [R, S, D]; returns what the rows of the pass read."""
         return self._placed(self.allocated_inputs(x), x, 1)
 
     def allocated_inputs(self, x: Tensor) -> Tensor:

@@ -36,11 +36,11 @@ class BlockSites(Protocol):
     def cache(self) -> FinishedBlocks | None: ...
 
     def layout(self, stack: "Stack") -> Layout:
-        """Where the sites stand and what they see in this stack."""
+        """The positions of the sites and what they see in this stack."""
         ...
 
     def blind_inputs(self, mask_id: int) -> Tensor:
-        """[B, S]: `inputs` with every unfinished block masked."""
+        """The inputs [B, S] with every unfinished block masked."""
         ...
 
 

@@ -73,7 +73,7 @@ class Cache:
         return self._memories[block]
 
     def segments_after(self, new: int) -> Tensor | None:
-        """[B, length + new]: the segments of all positions once so many new ones are read."""
+        """The segments [B, length + new] of all positions once so many new ones are read."""
         known, length = self.segments, self.length + new
         if known is None or known.shape[1] >= length:
             return None if known is None else known[:, :length]

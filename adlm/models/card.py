@@ -21,7 +21,7 @@ _MARK = re.compile(r"\n<!-- Written by adlm ([0-9a-f]{64})[^\n]*-->\s*\Z")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card can say beyond what the network shows. What is not given is left out.
+    """Facts for a model card that the network does not show. Missing ones are left out.
 
     Args:
         licence: the Hub's short name, such as apache-2.0.
@@ -43,7 +43,7 @@ class Facts:
 def card_text(
     model: LanguageModel, network: NetworkConfig, vocabulary: Vocabulary, rows: Packing, facts: Facts | None = None
 ) -> str:
-    """A card that ends in a checksum of itself, by which a later save sees whether somebody has edited it."""
+    """A card that ends with its own checksum, which tells a later save whether the card was edited."""
     facts = facts or Facts()
     stacks = [value for _, value in _walk(network) if isinstance(value, StackConfig)]
     layers = [value for name, value in _walk(network) if name.endswith("layers") and isinstance(value, int)]
@@ -56,7 +56,7 @@ def card_text(
         ("layers", " + ".join(map(str, layers))),
         ("width", ", ".join(str(stack.width) for stack in stacks)),
         ("heads", ", ".join(str(stack.heads) for stack in stacks)),
-        ("vocabulary", f"{vocabulary.size:,} tokens, the mask among them"),
+        ("vocabulary", f"{vocabulary.size:,} tokens, including the mask"),
         ("row length", f"{rows.length:,} tokens (`{rows}`)"),
     ]
     parts = [
@@ -68,12 +68,12 @@ def card_text(
         "```python\n"
         "import adlm\n\n"
         'model = adlm.load(".")  # this folder, or owner/name on the Hub\n'
-        'print(model.generate("", n=2, seed=0))  # texts that go on from a prompt\n'
+        'print(model.generate("", n=2, seed=0))  # texts that continue a prompt\n'
         'print(model.infill("[MASK][MASK]"))  # each [MASK] becomes one token\n'
         'print(model.score("a text"))  # -log p in nats\n'
         "```\n"
         "```bash\n"
-        "adlm sample . --n 2 --live  # watch them appear; --sampler and --steps choose the way\n"
+        "adlm sample . --n 2 --live  # watch texts appear; see also --sampler and --steps\n"
         "```\n\n"
         "Needs the Python package `adlm`. The folder holds numbers and JSON; nothing in it is executed.",
     ]
@@ -88,7 +88,7 @@ def card_text(
 
 
 def may_replace(card: Path) -> bool:
-    """Whether there is no card yet, or one that we wrote and nobody has changed."""
+    """Whether there is no card yet, or an unedited one written by this package."""
     if not card.exists():
         return True
     try:

@@ -15,7 +15,7 @@ from adlm.models.network import NetworkConfig, Vocabulary
 
 
 class Parameters(NamedTuple):
-    """`vocabulary`: embeddings, heads, and maps of their size; `stacks`: all the rest."""
+    """Numbers of parameters: `vocabulary` (embeddings, heads, maps of their size) and `stacks` (all others)."""
 
     vocabulary: int
     stacks: int
@@ -27,7 +27,7 @@ class Parameters(NamedTuple):
 
 @cache
 def count_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> Parameters:
-    """Counted on a network without storage, so that no formula can be out of date."""
+    """Count the parameters of a network, on a network without storage, so that no formula can be out of date."""
     with torch.device("meta"):
         model = network.build(vocabulary)
     sizes = [(vocabulary.size in parameter.shape, parameter.numel()) for parameter in model.parameters()]
@@ -35,7 +35,7 @@ def count_parameters(network: NetworkConfig, vocabulary: Vocabulary) -> Paramete
 
 
 class SiteCounts(NamedTuple):
-    """At how many sites a row of `length` tokens is read: in block diffusion at those of two copies.
+    """The number of sites at which a row of `length` tokens is read: in block diffusion those of two copies.
 
     See `adlm.models.two_copies`. Others have only noisy sites, one for each token.
     """
@@ -50,12 +50,12 @@ class SiteCounts(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Of sites whose attention score is computed; the kernels compute hidden ones too."""
+        """The number of pairs of sites whose attention score is computed, including hidden pairs."""
         return self.noisy * self.all + self.clean**2
 
 
 def sites_of(network: NetworkConfig, length: int, block_size: int | None = None) -> SiteCounts:
-    """Of a pass over rows of `length`, in blocks of the network's size, another one, or whole rows (0).
+    """The sites of a pass over rows of `length`, in blocks of the network's size, another one, or whole rows (0).
 
     A shifted network reads the last token of a block, if it is visible, at a site of its own. In training that is so
     in a block with probability (b - 1) / 2b.
@@ -70,7 +70,7 @@ def sites_of(network: NetworkConfig, length: int, block_size: int | None = None)
 
 
 class ForwardWork(NamedTuple):
-    """Operations of one forward pass.
+    """The floating-point operations of one forward pass.
 
     Args:
         once: per call.
@@ -85,14 +85,14 @@ class ForwardWork(NamedTuple):
     logits: int
 
     def forward(self, tokens: int, positions: int) -> int:
-        """Of a pass over so many tokens that makes logits at so many positions."""
+        """The operations of a pass over so many tokens that makes logits at so many positions."""
         return self.once + tokens * self.token + positions * (self.output + self.logits)
 
 
 def forward_work(
     network: NetworkConfig, vocabulary: Vocabulary, length: int, block_size: int | None = None
 ) -> ForwardWork:
-    """Of rows of `length` tokens.
+    """The operations of a forward pass over rows of `length` tokens.
 
     Args:
         block_size: for block diffusion, as in `sites_of`.
@@ -130,7 +130,7 @@ def training_work(
     anchors: float = 0.0,
     block_sizes: tuple[int, ...] = (),
 ) -> int:
-    """Of one step, forward and backward.
+    """The operations of one training step, forward and backward.
 
     Args:
         scored: fraction of the tokens whose loss is taken: 1 for left-to-right models, one half for masked ones.
@@ -172,7 +172,7 @@ def activation_bytes(
     each = sites.all / (length or 1)  # sites per token
     blocks = [(stack.layers, *stack.block_activations(short)) for stack in network.stacks]
     if kept := _kept_pairs(sites) if cpu else 0:
-        # In float32, and so are queries, keys and values. Normalised queries and keys are kept once.
+        # In float32, and so are queries, keys and values. Normalized queries and keys are kept once.
         more = [4 * s.heads * kept // s.width + 3 * (4 - short) - short * s.query_key_norm for s in network.stacks]
         blocks = [(layers, before + extra, after) for (layers, before, after), extra in zip(blocks, more, strict=True)]
     before, after = blocks[-1][1:]

@@ -20,7 +20,7 @@ class Embedding(nn.Module):
     Rotary positions express distances only. If rows begin with their document, a fully masked row looks the same
     everywhere to a masked model, and learned positions are what it can know; in packed rows they mean nothing.
 
-    Initialised as published, uniform in +-1/sqrt(D). If the table is the head as well (`tied`) it starts smaller, so
+    Initialized as published, uniform in +-1/sqrt(D). If the table is the head as well (`tied`) it starts smaller, so
     that first predictions are nearly uniform over the vocabulary.
     """
 
@@ -86,5 +86,5 @@ class Head(nn.Module):
 
 
 def widened(x: Tensor) -> Tensor:
-    """At least float32: short types are for matrix products, not for probabilities."""
+    """The tensor in at least float32: short types are for matrix products, not for probabilities."""
     return x if x.dtype == torch.float64 else x.float()

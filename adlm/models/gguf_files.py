@@ -24,7 +24,7 @@ class GgufModel(NamedTuple):
 
 
 def read_gguf(path: Path, *, asked: str, purpose: str) -> GgufModel:
-    """The model in a file.
+    """Read the model in a GGUF file.
 
     Args:
         purpose: what it is needed for, for those who lack the libraries.

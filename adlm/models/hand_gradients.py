@@ -4,7 +4,7 @@ Autograd would compute the same with many passes over memory and tensors of zero
 than in matrix products. Each function here does its part in as few passes as it can. Without gradients, on other
 devices and in compiled code the plain forms in `layers.py` are used, and a test holds the two against each other.
 
-Shapes: B batch, L length, D width, H heads, K neighbours.
+Shapes: B batch, L length, D width, H heads, K neighbors.
 """
 
 import math
@@ -31,9 +31,9 @@ def short_rows(q: Tensor, k: Tensor) -> bool:
 
 
 class Convolution(torch.autograd.Function):
-    """x [B, L, D] + sum_k weight_k x_{l + k - before} with weight [K, D]: a depthwise convolution over neighbours.
+    """x [B, L, D] + sum_k weight_k x_{l + k - before} with weight [K, D]: a depthwise convolution over neighbors.
 
-    With `segments` [B, L], neighbours count if their numbers are equal.
+    With `segments` [B, L], neighbors count if their numbers are equal.
     """
 
     @staticmethod
@@ -61,7 +61,7 @@ class Convolution(torch.autograd.Function):
 
 
 class GatheredConvolution(torch.autograd.Function):
-    """x [B, L, D] + sum_k weight_k x_{index_k} with weight [K, D]: neighbours anywhere, as in block diffusion.
+    """x [B, L, D] + sum_k weight_k x_{index_k} with weight [K, D]: neighbors anywhere, as in block diffusion.
 
     `index` [K, B L] has flat numbers of positions, B L for none.
     """
@@ -90,7 +90,7 @@ class GatheredConvolution(torch.autograd.Function):
 
 
 def _shifts(length: int, size: int, before: int) -> list[tuple[int, slice, slice]]:
-    """For each neighbour but the position itself: its number k, the positions that have it, and where it is."""
+    """For each neighbor but the position itself: its number k, the positions that have it, and where it is."""
     shifts = [(k, k - before) for k in range(size)]
     return [
         (k, slice(max(0, -shift), length - max(0, shift)), slice(max(0, shift), length + min(0, shift)))
@@ -107,7 +107,7 @@ def _within(x: Tensor, segments: Tensor | None, here: slice, there: slice) -> Te
 class Heads(torch.autograd.Function):
     """Queries, keys and values [B, H, L, D/H] from their products [B, L, heads of all, D/H] side by side.
 
-    Queries and keys are rotated by their positions, normalised to a root mean square of 1 before if asked for. With
+    Queries and keys are rotated by their positions, normalized to a root mean square of 1 before if asked for. With
     y = r x, r = 1 / rms(x), the gradient of x is r (g - y mean(g y)); a rotation changes neither r nor that mean.
 
     Args:

@@ -27,7 +27,7 @@ class AnchorState(NamedTuple):
 
 @dataclass(frozen=True)
 class HandOver(ABC):
-    """How the denoiser reads the anchor stage."""
+    """The way in which the denoiser reads the anchor stage."""
 
     @abstractmethod
     def build(self, vocabulary: Vocabulary, width: int, *, tied_to: Embedding | None) -> "HandOverModule":
@@ -109,7 +109,7 @@ class _ProbabilitiesModule(HandOverModule):
 
 @dataclass(frozen=True)
 class Hidden(HandOver):
-    """A gated residual: e + sigmoid(G [e, h] + b) * W h, e the normalised embedding.
+    """A gated residual: e + sigmoid(G [e, h] + b) * W h, e the normalized embedding.
 
     The gate sees whether a position is masked. It starts half open.
     """

@@ -104,7 +104,7 @@ def push_folder(folder: str | Path, name: str, *, private: bool | None = None, t
 
 
 def has_edited_card(name: str, *, revision: str | None, token: str | bool | None) -> bool:
-    """Whether the repository has a card that somebody wrote or changed by hand."""
+    """Whether the repository has a card that was written or edited by hand."""
     try:
         return not may_replace(Path(hf_hub_download(name, CARD, revision=revision, token=token)))
     except (EntryNotFoundError, RevisionNotFoundError):
@@ -138,7 +138,7 @@ def explained(asked: str, *, subject: str) -> Iterator[None]:
         found = f"the Hub cannot be reached, and the model is not in the cache: {_first_line(error.__cause__ or error)}"
         raise refused(found, "check the network and HF_HUB_OFFLINE, or name a folder") from error
     except EntryNotFoundError as error:
-        found = f"the repository has no {FILES[0]}: it is no model of this package"
+        found = f"the repository has no {FILES[0]}: it is not a model of this package"
         fix = "check owner/name; `adlm convert` makes models of official checkpoints"
         raise refused(found, fix, FILES[0]) from error
     except HFValidationError as error:

@@ -24,6 +24,7 @@ class Int8Weight(NamedTuple):
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> Int8Weight:
+    """A weight [out, in] quantized to int8 with one scale and zero per output channel."""
     scale = (weight.abs().amax(1) / 127).clamp_min(1e-12).float()
     short = (weight / scale[:, None]).round().to(torch.int8)
     zero = torch.zeros(len(weight), dtype=torch.long)
@@ -31,7 +32,7 @@ def packed(weight: Tensor, bias: Tensor | None) -> Int8Weight:
 
 
 def linear(x: Tensor, to: Int8Weight) -> Tensor:
-    """As F.linear, x [..., in] -> [..., out]."""
+    """The linear map of an int8 weight, as F.linear: x [..., in] -> [..., out]."""
     rows = x.reshape(-1, x.shape[-1])
     low, high = rows.amin(-1, keepdim=True).clamp_max(0), rows.amax(-1, keepdim=True).clamp_min(1e-12)
     # One level stands for zero in all rows, the scale is each row's own.

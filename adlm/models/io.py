@@ -67,7 +67,7 @@ def save_model(
     """Write a model folder, or replace the model in one. Other files in it stay, and so does a card that was edited.
 
     Args:
-        facts: what the card states beyond the network: licence, training data, figures.
+        facts: what the card states beyond the network: license, training data, figures.
     """
     asked = f"asked to save a model to {folder}"
     _check_network(model, config, asked)
@@ -89,7 +89,7 @@ def save_model(
             text = card_text(model, config.network, config.vocabulary, config.packing, facts)
             (new / CARD).write_text(text, encoding="utf-8")
         write_weights(new / WEIGHTS, model, asked)
-        # safetensors lets nobody else read what it writes; whoever may read the config may read the weights.
+        # safetensors makes its file private; give the weights the permissions of the config.
         (new / WEIGHTS).chmod((new / CONFIG).stat().st_mode)
         # All is written. From the next line to the last one the folder is no model; only names change in between.
         (folder / WEIGHTS).unlink(missing_ok=True)

@@ -86,7 +86,7 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def cache_kind(self) -> CacheKind | None:
-        """What `cache` keeps of the positions that were read; None means that the model cannot be cached."""
+        """The kind of cache that `cache` makes; None means that the model cannot be cached."""
         return cache_kind_of(self.attention)
 
     def forward(
@@ -257,7 +257,7 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, final: Tensor) -> Tensor:
-        """[N, D] -> [N, V] in float32 at least, the mask at -inf."""
+        """Logits [N, V] from features [N, D], in at least float32, the mask at -inf."""
 
     def anchor_stage(self, tokens: Tensor, t: Tensor | None = None, *, segments: Tensor | None = None) -> AnchorState:
         """The output of the first of two stages for rows [B, L]; input of `denoise`."""
@@ -280,7 +280,7 @@ class LanguageModel(nn.Module, ABC):
         raise self._one_stage("an anchor stage")
 
     def anchor_logits(self, anchor: Tensor) -> Tensor:
-        """[N, D] -> [N, V] of the anchor stage, including that of the mask, as the official loss reads them."""
+        """The anchor stage's logits [N, V] from [N, D], including that of the mask, as the official loss reads them."""
         raise self._one_stage("anchor logits")
 
     def check_two_stages(self, purpose: str) -> None:
@@ -339,7 +339,7 @@ class LanguageModel(nn.Module, ABC):
         return features if every else features._replace(final=features.final.flatten(1))
 
     def cached_inputs(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """What the next positions read: these tokens, and the start where a row or a segment begins."""
+        """The inputs of the next positions: these tokens, and the start token where a row or a segment begins."""
         inputs = tokens if cache.length else F.pad(tokens, (1, 0), value=self.start_id)
         cache.check(inputs)
         segments = cache.segments_after(inputs.shape[1])
@@ -348,7 +348,7 @@ class LanguageModel(nn.Module, ABC):
         return inputs.masked_fill(starts_of(segments)[:, cache.length :], self.start_id)
 
     def embed_inputs(self, inputs: Tensor) -> Tensor:
-        """[B, n] -> [B, n, D]: tokens as `extend_vectors` reads them."""
+        """The vectors [B, n, D] of tokens [B, n], as `extend_vectors` reads them."""
         raise self._without_cache()
 
     def extend_vectors(self, vectors: Tensor, cache: Cache, output_mask: Tensor | None) -> Features:
@@ -419,5 +419,5 @@ def resized(model: LanguageModel, size: int) -> LanguageModel:
 
 
 def sigma_at(t: Tensor | None, eps: float = 1e-3) -> Tensor | None:
-    """-log alpha_t of the log-linear schedule: the time as networks are told it."""
+    """The noise sigma = -log alpha_t of the log-linear schedule, on which time-conditioned networks are conditioned."""
     return None if t is None else -torch.log1p(-(1 - eps) * t)

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
         return self._replace(cos=self.cos[..., :count, :, :, :], sin=self.sin[..., :count, :, :, :])
 
     def at(self, positions: Tensor) -> "Layout":
-        """Of the positions `positions` [B, m] alone, as they see all others."""
+        """The layout of the positions `positions` [B, m] alone, as they see all others."""
         rows, column = len(positions), positions[:, :, None, None, None]
         cos, sin = (x.expand(rows, *x.shape[-4:]).take_along_dim(column, 1) for x in (self.cos, self.sin))
         hidden = self.hidden
@@ -56,7 +56,7 @@ class CleanSites(NamedTuple):
 
     first: number of the first clean site; those before it are noisy.
     hidden: [B|1, 1, C, K], what the clean sites must not see; None for the plain triangle.
-    neighbours: [B|1, size, S] sites that a convolution reads, -1 for none; None without a convolution.
+    neighbors: [B|1, size, S] sites that a convolution reads, -1 for none; None without a convolution.
     """
 
     first: int
@@ -71,12 +71,12 @@ def shift_right(tokens: Tensor, start: int, segments: Tensor | None = None) -> T
 
 
 def starts_of(segments: Tensor) -> Tensor:
-    """[B, L] bool: the first position of each segment."""
+    """The first position of each segment, [B, L] bool."""
     return F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=True)
 
 
 def positions_in(segments: Tensor) -> Tensor:
-    """[B, L]: each position's number within its segment, so that padding on the left changes nothing."""
+    """The position [B, L] of each token within its segment, so that padding on the left changes nothing."""
     index = torch.arange(segments.shape[1], device=segments.device)
     return index - (index * starts_of(segments)).cummax(-1).values
 
@@ -163,7 +163,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 class Norm(nn.Module):
-    """Layer normalisation (or, if `rms`, by the root mean square) with a gain, and a bias if asked for."""
+    """Layer normalization (or, if `rms`, by the root mean square) with a gain, and a bias if asked for."""
 
     def __init__(self, width: int, *, rms: bool = False, eps: float = 1e-5, bias: bool = False) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Norm(nn.Module):
         return self.scaled(x, self.weight, self.bias)
 
     def scaled(self, x: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
-        """With this gain [D] and shift [D] in place of its own."""
+        """The normalized input with this gain [D] and shift [D] in place of the norm's own."""
         if not self.rms:
             return F.layer_norm(x, (x.shape[-1],), gain, shift, self.eps)
         x = F.rms_norm(x, (x.shape[-1],), gain, self.eps)
@@ -183,9 +183,9 @@ class Norm(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """x + depthwise convolution over `size` neighbours, centred, or causal if the model is shifted.
+    """x + depthwise convolution over `size` neighbors, centered, or causal if the model is shifted.
 
-    Starts as the identity. It gives a masked model its neighbours from the start, which helps small ones early
+    Starts as the identity. It gives a masked model its neighbors from the start, which helps small ones early
     (docs/log.md).
     """
 
@@ -239,7 +239,7 @@ class ShortConvolution(nn.Module):
 
 
 def reach(size: int, *, shifted: bool) -> tuple[int, int]:
-    """How far a convolution of this size looks to the left and to the right."""
+    """How far a convolution of this size reaches to the left and to the right."""
     before = size - 1 if shifted else size // 2
     return before, size - 1 - before
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, OutOfRange
 from adlm.models.stack import Attention, StackConfig
 
 if TYPE_CHECKING:
@@ -17,23 +17,18 @@ CacheKind = Literal["tokens", "blocks"]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a model needs to know about its tokenizer: the number of ids, mask included, and the id of the mask."""
+    """The number of token ids, mask included, and the id of the mask."""
 
     size: int
     mask_id: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.mask_id < self.size:
-            raise ConfigError(
-                f"asked for the mask token {self.mask_id} in a vocabulary of {self.size}",
-                "it lies outside",
-                "take both from the tokenizer's roles",
-                subject="mask_id",
-            )
+            raise OutOfRange("mask_id", self.mask_id, f"from 0 to {self.size - 1}, a token of the vocabulary")
 
 
 def cache_kind_of(attention: Attention) -> CacheKind | None:
-    """What a network with this attention can keep: what no later position will change."""
+    """The kind of cache that a network with this attention can have: what no later position will change."""
     kinds: dict[Attention, CacheKind | None] = {"causal": "tokens", "block": "blocks", "full": None}
     return kinds[attention]
 
@@ -63,7 +58,7 @@ class NetworkConfig(ABC):
 
     @property
     def stages(self) -> int:
-        """1, or 2 if an anchor stage comes before the denoiser."""
+        """The number of stages: 1, or 2 if an anchor stage comes before the denoiser."""
         return max(1, len(self.stacks))
 
     @property
@@ -73,7 +68,7 @@ class NetworkConfig(ABC):
 
     @property
     def width(self) -> int:
-        """D, the size of the features."""
+        """The size D of the features."""
         return self.stacks[0].width
 
     @property
@@ -88,7 +83,7 @@ class NetworkConfig(ABC):
 
     @property
     def cache_kind(self) -> CacheKind | None:
-        """What the network can keep of the positions it has read; None means nothing."""
+        """The kind of cache the network can have; None means none."""
         return cache_kind_of(self.attention)
 
     @property
@@ -103,7 +98,7 @@ class NetworkConfig(ABC):
 
     @property
     def time_conditioned(self) -> bool:
-        """Whether the network is told the time of each row."""
+        """Whether the network is conditioned on the time of each row."""
         return any(stack.timed for stack in self.stacks)
 
     @property
@@ -129,7 +124,7 @@ class NetworkConfig(ABC):
 
     def check_blocks(self) -> None:
         """Refuse a size without blocks, blocks without a size, a start that nothing reads, and a shifted masked network
-        that is told the time."""
+        that is conditioned on time."""
         if (self.block_size > 0) != (self.attention == "block"):
             raise ConfigError(
                 f"asked for block_size={self.block_size} with {self.attention} attention",
@@ -140,7 +135,9 @@ class NetworkConfig(ABC):
         if self.start is not None and not self.shifted:
             raise ConfigError("only shifted networks have a start: set shift=True", subject="start")
         if self.shift and self.time_conditioned and not self.causal:
-            raise ConfigError("a shifted masked network cannot be told the time: set timed=False", subject="shift")
+            raise ConfigError(
+                "a shifted masked network cannot be conditioned on time: set timed=False", subject="shift"
+            )
 
     def one_stage(self) -> "NetworkConfig":
         """The network without a second stage, of the depth of the first; itself if it has one stage."""

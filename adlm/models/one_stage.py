@@ -20,7 +20,7 @@ from adlm.types import Features
 
 @dataclass(frozen=True)
 class OneStageConfig(NetworkConfig):
-    """An embedding, a stack and a head.
+    """A network with an embedding, one stack and a head.
 
     With a causal stack it is an autoregressive model, with block-causal attention a block diffusion model, otherwise
     a masked diffusion model.

@@ -25,7 +25,7 @@ Biases = Literal["mlp", "none", "qkv", "all"]
 
 @dataclass(frozen=True)
 class StackConfig:
-    """Shape of a stack.
+    """The shape of a stack.
 
     Args:
         attention: which positions a position sees. The size of blocks belongs to the network, and can be chosen for
@@ -33,9 +33,9 @@ class StackConfig:
         convolution: size of the short convolution in each block; 0 is none, as published.
         condition: width of the conditioning of adaptive norms, 128 as published; 0 leaves them out.
         timed: the conditioning follows the time; otherwise, as published, it is that of t = 0 for all t.
-        query_key_norm: normalise queries and keys, with which small runs learn faster; not as published. Scores are
+        query_key_norm: normalize queries and keys, with which small runs learn faster; not as published. Scores are
             then at most the root of a head's width: narrow heads cannot single out one of hundreds of tokens.
-        input_reinjection: normalise the input and add it again before the block of this number; 0, as published, is
+        input_reinjection: normalize the input and add it again before the block of this number; 0, as published, is
             never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
 
     What follows is for the weights of other families (`adlm.convert.from_ar`):
@@ -46,7 +46,7 @@ class StackConfig:
         kv_heads: heads of keys and values, each for a group of queries; 0 is as many as of queries.
         head_width: channels of a head; 0 is width / heads.
         biases: which maps have one; all includes the norms.
-        query_key_gains: normalised queries and keys have a learned gain.
+        query_key_gains: normalized queries and keys have a learned gain.
         rotary_base, rotary_fraction: of the angles, and how much of each head they turn; a fraction of 0 leaves
             positions to learned vectors.
         parallel: attention and MLP read the same input.
@@ -118,12 +118,12 @@ class StackConfig:
 
     @property
     def channels(self) -> int:
-        """Width of a head."""
+        """The width of a head."""
         return self.head_width or self.width // self.heads
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of heads of keys and values."""
         return self.kv_heads or self.heads
 
     @property
@@ -132,7 +132,7 @@ class StackConfig:
         return self.hidden or self.mlp_ratio * self.width
 
     def build_norm(self, width: int = 0) -> Norm:
-        """Of the stack's kind; over its own width by default."""
+        """A norm of the stack's kind; over its own width by default."""
         rms = self.norm == "rms"
         return Norm(width or self.width, rms=rms, eps=self.norm_eps, bias=self.biases == "all" and not rms)
 
@@ -155,8 +155,8 @@ class StackConfig:
         """Bytes per token, in units of D, that a block keeps for its backward pass: before attention, and after it.
 
         The residual stream before each half, in float32; and in the type of matrix products, of `short` bytes, its two
-        normalised inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2 ratio
-        in all, and a gated MLP twice its width more. Dropout adds 2, a convolution 1, normalised queries and keys 3,
+        normalized inputs, q, k, v, what the heads gather, and the MLP before and after its nonlinearity, 6 + 2 ratio
+        in all, and a gated MLP twice its width more. Dropout adds 2, a convolution 1, normalized queries and keys 3,
         the time 2 of float32 and 2 more. In block diffusion, what the heads gather is joined from two parts.
         """
         queries, keys = (heads * self.channels / self.width for heads in (self.heads, self.key_heads))
@@ -201,7 +201,7 @@ class Stack(Deriving):
         cache: Cache | FinishedBlocks | None = None,
         layout: Layout | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x [B, L, D] -> the residual stream after the last block, and what a head reads: that, normalised.
+        """x [B, L, D] -> the residual stream after the last block, and what a head reads: that, normalized.
 
         Args:
             sigma: -log alpha_t [B], for time-conditioned stacks.

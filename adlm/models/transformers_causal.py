@@ -107,7 +107,7 @@ class TransformersCausalConfig(NetworkConfig):
 
 
 def architecture_of(folder: Path) -> str:
-    """What `TransformersCausalConfig` takes, from a folder as transformers saves them."""
+    """The arguments of `TransformersCausalConfig` for a folder that transformers saved."""
     asked = f"asked for the network of {folder}"
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))

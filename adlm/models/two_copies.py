@@ -46,25 +46,25 @@ class TwoCopies(NamedTuple):
 
     @property
     def cache(self) -> None:
-        """Nothing is kept: all blocks are read at once."""
+        """Always None: all blocks are read at once."""
         return None
 
     def layout(self, stack: "Stack") -> Layout:
-        """Where the sites stand and what they see in this stack."""
+        """The positions of the sites and what they see in this stack."""
         size = stack.config.convolution
         neighbours = self.neighbours(*reach(size, shifted=self.shifted)) if size else None
         clean = CleanSites(self.noisy, self.hidden_from_clean(), neighbours)
         return stack.layout_at(self.positions, self.hidden_from_noisy(causal=stack.config.causal), clean, self.shifted)
 
     def blind_inputs(self, mask_id: int) -> Tensor:
-        """[B, S]: `inputs` with every block masked, as a stage that knows only finished blocks reads them."""
+        """The inputs [B, S] with every block masked, as a stage that knows only finished blocks reads them."""
         starts = starts_of(self.blocks[:, : self.length])
         known = F.pad(starts, (0, self.noisy - self.length), value=False)
         known = F.pad(known, (0, self.inputs.shape[1] - self.noisy), value=True)
         return self.inputs.masked_fill(~known, mask_id)
 
     def hidden_from_noisy(self, *, causal: bool = False) -> Tensor:
-        """[B|1, 1, N, S] bool: what noisy sites must not see.
+        """The sites that noisy sites must not see, [B|1, 1, N, S] bool.
 
         Args:
             causal: they see nothing to their right within their block either.
@@ -80,7 +80,7 @@ class TwoCopies(NamedTuple):
         return ~torch.cat([own.expand(rows, -1, -1), past.expand(rows, -1, -1)], -1)[:, None]
 
     def hidden_from_clean(self) -> Tensor | None:
-        """[B|1, 1, C, C] bool: which clean sites must not see which; None for the plain triangle."""
+        """The clean sites that clean sites must not see, [B|1, 1, C, C] bool; None for the plain triangle."""
         if self.shifted and self.segments is None:
             return None
         n, order = self.noisy, self.columns if self.shifted else self.blocks
@@ -88,7 +88,7 @@ class TwoCopies(NamedTuple):
         return ~self._same_document(seen, slice(n, None))[:, None]
 
     def neighbours(self, before: int, after: int) -> Tensor:
-        """[B|1, before + 1 + after, S]: the sites of the positions around each site that it may read, -1 for none.
+        """The sites around each site that it may read, [B|1, before + 1 + after, S]; -1 for none.
 
         Where the block of a noisy site begins, the clean copy comes before it, exactly as in decoding.
         """
@@ -121,7 +121,7 @@ class TwoCopies(NamedTuple):
 
 
 def block_numbers(length: int, size: int | Tensor, segments: Tensor | None, device: torch.device) -> Tensor:
-    """[B|1, L]: the number of each position's block, in blocks of `size` (or sizes [B]) that start with documents."""
+    """The block [B|1, L] of each position, in blocks of `size` (or sizes [B]) that start with documents."""
     sizes = size[:, None] if isinstance(size, Tensor) else size
     if segments is None:
         return torch.arange(length, device=device)[None] // sizes

@@ -24,7 +24,7 @@ from adlm.types import Features
 
 @dataclass(frozen=True)
 class TwoStageConfig(NetworkConfig):
-    """Two stacks of one width.
+    """A network with two stacks of one width: an anchor stage and a denoiser.
 
     Args:
         anchor: the first stack; the denoiser differs from it in depth only.

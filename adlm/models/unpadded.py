@@ -25,7 +25,7 @@ class PackingPlan(NamedTuple):
 
 
 def plan_for(segments: Tensor) -> PackingPlan | None:
-    """Where the texts of padded rows [B, L] go; None if repacking does not pay.
+    """The plan for repacking the texts of padded rows [B, L]; None if that does not pay.
 
     The plan is made on the CPU, so an accelerator is waited for once: to copy `segments`.
     """
@@ -68,7 +68,7 @@ def _packed(lengths: list[int], length: int) -> tuple[list[int], list[int], int]
 
 
 def pack(plan: PackingPlan, values: Tensor, fill: int | bool) -> Tensor:
-    """[B, L] values of the texts in their new positions."""
+    """The values of the texts [B, L] at their new positions."""
     out = values.new_full((plan.segments.numel(),), fill)
     out[plan.new] = values.flatten()[plan.old]
     return out.view(plan.segments.shape)

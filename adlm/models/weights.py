@@ -30,14 +30,14 @@ _DIFFERENT = "config and weights belong to different models"
 
 
 class StoredShape(NamedTuple):
-    """What the header of a file says of one tensor."""
+    """The shape and type of a tensor, from the header of its file."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 def write_weights(path: Path, model: nn.Module, asked: str) -> None:
-    """Tied parameters are written once, under their first name. Diverged ones are refused: nothing could load them."""
+    """Write weights to a file. Tied ones are written once, under their first name; diverged ones are refused."""
     weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
     for name, tensor in weights.items():
         _check_finite(name, tensor, asked)

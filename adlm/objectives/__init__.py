@@ -1,4 +1,4 @@
-"""Objectives: what is optimised, and separately what is reported."""
+"""Objectives: what is optimized, and separately what is reported."""
 
 from adlm.objectives.d3pm import D3pm
 from adlm.objectives.degraded import DegradedAnelbo

@@ -1,4 +1,4 @@
-"""An anchor loss that is told wrong tokens now and then: what good anchors are worth, measured by degrading them."""
+"""An anchor loss with some wrong target tokens: it measures what good anchors are worth by degrading them."""
 
 from dataclasses import dataclass, replace
 

@@ -1,6 +1,6 @@
-"""What is optimised, and separately what is reported.
+"""What is optimized, and separately what is reported.
 
-An objective takes a model and a batch and returns sums: `loss_sum` for the optimiser, `nll_sum` the clean bound.
+An objective takes a model and a batch and returns sums: `loss_sum` for the optimizer, `nll_sum` the clean bound.
 Logits are made at scored positions only, in slices, never as [B, L, V].
 
 Shapes: B batch, L length, D width, N predicted positions.
@@ -25,7 +25,7 @@ from adlm.types import Batch, Corrupted, Features, LossTerms
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What an objective knows of a batch before the model has read it.
+    """The inputs of an objective, before the model has read the batch.
 
     Args:
         corrupted: the batch as the model reads it; `masked` are the positions that it has to predict.
@@ -45,23 +45,23 @@ class LossInputs:
         return self.corrupted.masked.flatten().nonzero()[:, 0]
 
     def select(self, values: Tensor) -> Tensor:
-        """[B, L] or [B, 1] -> [N]: values at the predicted positions."""
+        """The values [N] at the predicted positions, from [B, L] or [B, 1]."""
         return values.expand(self.corrupted.masked.shape).flatten().index_select(0, self.index)
 
     @property
     def tokens(self) -> Tensor:
-        """[N]: the true tokens at the predicted positions."""
+        """The true tokens [N] at the predicted positions."""
         return self.select(self.corrupted.x_0)
 
     @property
     def weight(self) -> Tensor:
-        """[N]: the weight of each predicted position in the bound."""
+        """The weight [N] of each predicted position in the bound."""
         return self.select(self.corrupted.weight)
 
 
 @dataclass(frozen=True)
 class LossContext(LossInputs):
-    """What a term of the loss is computed from: the inputs, and the features the model made of them.
+    """The inputs of a term of the loss, with the features that the model computed from them.
 
     Args:
         features: `final` is [N, D], at the predicted positions; `anchor`, in two-stage models, is [B, L, D].
@@ -146,7 +146,7 @@ class Objective(ABC):
 
     @abstractmethod
     def bound(self, context: LossContext) -> Nats:
-        """What the predicted positions cost in the bound."""
+        """The cost of the predicted positions in the bound."""
 
     def extra(self, context: LossContext) -> Tensor | None:
         """A term that trains and is not reported."""

@@ -11,11 +11,11 @@ from adlm.objectives.objective import LossContext, MaskedObjective
 
 @dataclass(frozen=True)
 class ScoreEntropy(MaskedObjective):
-    """Ratios instead of probabilities: the network's a_v = logit_v - log(V - 1) is log of an unnormalised p(v | x_t).
+    """Ratios instead of probabilities: the network's a_v = logit_v - log(V - 1) is log of an unnormalized p(v | x_t).
 
     With scores s_v = exp(a_v) / (e^sigma - 1), the denoising score entropy of a masked position is
     sigma' (sum_v s_v - r log s_x0 + r (log r - 1)), r = 1 / (e^sigma - 1), which is
-    weight * (sum_v exp(a_v) - 1 - a_x0): the cross-entropy if the p are normalised, and more otherwise.
+    weight * (sum_v exp(a_v) - 1 - a_x0): the cross-entropy if the p are normalized, and more otherwise.
     A bound in continuous time, as Nelbo is.
     """
 

@@ -134,7 +134,7 @@ def matched_baseline(run: Run, kind: str, *, name: str) -> Run:
 
 
 class Mismatch(NamedTuple):
-    """By how much a run exceeds the one it is to match: 0.01 is one percent."""
+    """By how much a baseline exceeds the run it matches: 0.01 is one percent."""
 
     parameters: float
     work: float

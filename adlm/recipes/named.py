@@ -13,7 +13,7 @@ from adlm.train.run_folder import read_run
 
 
 class Family(NamedTuple):
-    """Runs on one corpus.
+    """The runs on one corpus.
 
     Args:
         make: (kind, size) -> run.
@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def recipes() -> dict[str, Run]:
-    """Every run at its usual size, by name, one corpus after the other."""
+    """All named runs at their usual size, corpus by corpus."""
     return {name: family.make(kind) for name, (family, kind) in _names().items()}
 
 

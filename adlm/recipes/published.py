@@ -2,7 +2,7 @@
 
 Settings are those of ADLM (arXiv 2505.18456), which are MDLM's (arXiv 2406.07524): 3e-4 after 2,500 steps of warm-up,
 no weight decay, gradients clipped at 1, averaged weights of .9999, dropout .1, bfloat16. As MDLM's baselines, SEDD and
-D3PM have the same network and are told the time.
+D3PM have the same network and are conditioned on time.
 
 Block diffusion is BD3-LM (arXiv 2503.09573): MDLM's settings, whole rows for the first 85 % of the run, then blocks of
 4, 8 or 16 tokens. Noise levels are mask counts, stratified over the blocks of a row, instead of times from a clipped

@@ -1,5 +1,5 @@
 """Runs for a CPU, minutes to two hours long. They differ from the published ones where docs/log.md found that to help
-at this size: Muon, tied embeddings, normalised queries and keys, a short convolution in every block, exact mask counts,
+at this size: Muon, tied embeddings, normalized queries and keys, a short convolution in every block, exact mask counts,
 tokens that are read again by the denoiser or by the upper layers, a larger anchor weight at masked anchors only.
 
 Steps are chosen so that, by `train/plan.py`, no kind takes much more than two hours on two cores that reach

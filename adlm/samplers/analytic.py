@@ -17,9 +17,9 @@ from adlm.samplers.state import Prediction, SamplerState
 class Analytic(OnGrid):
     """Ancestral sampling whose probability to reveal is the network's own.
 
-    The network gives unnormalised probabilities exp(a_v), a_v = logit_v - log(V - 1) (`ScoreEntropy`). Its scores
+    The network gives unnormalized probabilities exp(a_v), a_v = logit_v - log(V - 1) (`ScoreEntropy`). Its scores
     exp(a_v) / (e^sigma - 1), moved back in time and multiplied by the transition as the paper says, reveal a blank
-    with the chance (alpha_s - alpha_t) / (1 - alpha_t) times Z = sum_v exp(a_v), and then v with probability exp(a_v)
+    with probability (alpha_s - alpha_t) / (1 - alpha_t) times Z = sum_v exp(a_v), and then v with probability exp(a_v)
     / Z. Where Z is 1 that is `Ancestral`. Logits are needed at all blanks, since they decide which are revealed.
     """
 

@@ -36,7 +36,7 @@ class OnGrid(Unmasking, ABC):
             raise OutOfRange("steps", self.steps, "at least 1")
 
     def walk(self, state: SamplerState, rule: RemaskRule) -> None:
-        """All steps of the grid."""
+        """Take all steps of the grid."""
         if isinstance(rule, Never) and self.steps > _MANY_STEPS:
             self._leap(state)
         elif rule.reads_confidence:

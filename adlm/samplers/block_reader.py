@@ -11,7 +11,7 @@ from adlm.samplers.network import Network
 
 
 class BlockReader:
-    """What a sampler reads of a network with block-causal attention. Counts its passes as `SamplerState` does.
+    """A reader of a network with block-causal attention. Counts its passes as `SamplerState` does.
 
     Args:
         stale_anchors: passes of a row that one computation of its anchor stage serves, within a block.
@@ -60,7 +60,7 @@ class BlockReader:
         return torch.cat(parts)[order.argsort()]
 
     def anchor(self, where: Tensor) -> Tensor:
-        """[N, D]: the anchor stage's features at the positions `where` [B, L] of the current blocks."""
+        """The anchor stage's features [N, D] at the positions `where` [B, L] of the current blocks."""
         rows = where.any(-1)
         if bool((rows & (self._age >= self.stale_anchors)).any()) or self._stage is None or self.stale_anchors < 2:
             self._read(rows, where, None)

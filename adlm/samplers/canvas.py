@@ -12,7 +12,7 @@ from adlm.samplers.constraints import Constraint
 
 @dataclass(frozen=True)
 class Canvas:
-    """tokens [B, L] with the mask token at blanks; frozen [B, L] bool; sample_ids [B] number the samples.
+    """Tokens [B, L] with the mask at blanks; frozen [B, L] bool; sample_ids [B] number the samples.
 
     A sample is a function of the seed and its row number, whatever else is in the batch. `constraints` bind what may
     be written in holes.
@@ -25,17 +25,17 @@ class Canvas:
 
     @classmethod
     def blank(cls, samples: int, length: int, mask_id: int) -> "Canvas":
-        """Nothing but blanks."""
+        """A canvas of blanks only."""
         return cls.continuing([[]] * samples, length, mask_id)
 
     @classmethod
     def continuing(cls, prompts: Sequence[Sequence[int]], length: int, mask_id: int) -> "Canvas":
-        """Each prompt frozen at the start of its row."""
+        """A canvas with each prompt frozen at the start of its row."""
         return cls.infilling([[*prompt, *[mask_id] * (length - len(prompt))] for prompt in prompts], mask_id)
 
     @classmethod
     def infilling(cls, rows: Sequence[Sequence[int]], mask_id: int) -> "Canvas":
-        """Rows of one length, blank where they hold the mask token."""
+        """A canvas of rows of one length, blank where they hold the mask token."""
         if len({len(row) for row in rows}) > 1:
             lengths = sorted({len(row) for row in rows})
             raise ConfigError(f"the rows of a canvas must be equally long, got {lengths} tokens", subject="rows")
@@ -44,7 +44,7 @@ class Canvas:
 
     @property
     def open(self) -> Tensor:
-        """[B, L] bool: where something may be written."""
+        """The positions [B, L] that may be written."""
         return ~self.frozen
 
     def to(self, device: torch.device | str) -> "Canvas":

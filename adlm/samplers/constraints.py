@@ -29,7 +29,7 @@ _MOST_EDGES = 1 << 24
 
 
 class Language(ABC):
-    """Which tokens may stand in a hole.
+    """The set of token sequences that may fill a hole.
 
     binds: whether the token at one position limits those at others.
     lengths: the token counts there are, if there are few.
@@ -40,15 +40,15 @@ class Language(ABC):
 
     @abstractmethod
     def allowed(self, hole: Sequence[int], position: int) -> Bools:
-        """[V]: what may be written at a position of a hole that holds these tokens; its own does not count."""
+        """The tokens [V] allowed at a position of a hole that holds these tokens; its own does not count."""
 
     @abstractmethod
     def among(self, lengths: range) -> Sequence[int]:
-        """Those of these token counts that can be right."""
+        """Those of these token counts with which the hole can be filled."""
 
 
 class Text(Language):
-    """Anything but special tokens. `first` and `later` [V]: what may stand at the first position, and at others."""
+    """Any text without special tokens. `first` and `later` [V]: tokens allowed at the first position, and at others."""
 
     binds = False
 
@@ -63,7 +63,7 @@ class Text(Language):
 
 
 class Automaton(Language):
-    """States, of which 0 is the first, and edges between them, each of which takes a token.
+    """An automaton over tokens: states, of which 0 is the first, and an edge for each token.
 
     Args:
         edges: source, token and target [E] of each.
@@ -120,7 +120,7 @@ class Automaton(Language):
 
 @dataclass(frozen=True)
 class Constraint:
-    """On the positions start to end of one row of a canvas."""
+    """A language for the positions start to end of one row of a canvas."""
 
     row: int
     start: int
@@ -129,12 +129,12 @@ class Constraint:
 
 
 def bound_sites(row: Tensor, position: Tensor, constraints: Sequence[Constraint]) -> Tensor:
-    """[N] bool: which positions must be drawn one after another, since each limits the next."""
+    """The positions [N] that must be drawn one after another, because each limits the next."""
     return _constraint_at(row, position, [each for each in constraints if each.language.binds]) >= 0
 
 
 def hold(logits: Tensor, sites: Sites, constraints: Sequence[Constraint]) -> Tensor:
-    """-inf at tokens [N, V] that would break a constraint, given what the canvas holds."""
+    """Set the logits [N, V] of tokens that would break a constraint to -inf, given what the canvas holds."""
     allowed = torch.ones(logits.shape, dtype=torch.bool)
     tokens = sites.tokens.cpu()
     known: dict[tuple[Language, tuple[int, ...], int], Tensor] = {}
@@ -162,7 +162,7 @@ def _constraint_at(row: Tensor, position: Tensor, constraints: Sequence[Constrai
 
 
 class Spot(NamedTuple):
-    """Where a hole is.
+    """The place of a hole in its text.
 
     left: the text before it, from the hole before that.
     space: whether the hole has to begin with the space that stands before it (see `begins_with_space`).
@@ -179,11 +179,11 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class Wording(ABC):
-    """What the text of a hole has to be, not counting a space before the hole."""
+    """A constraint on the text of a hole, not counting a space before the hole."""
 
     @abstractmethod
     def language(self, spot: Spot) -> Language:
-        """What may stand in a hole at this spot."""
+        """The language of a hole at this spot."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Pattern(Wording):
 
 @dataclass(frozen=True)
 class Digits(Wording):
-    """Nothing but 0 to 9."""
+    """Only the digits 0 to 9."""
 
     def language(self, spot: Spot) -> Language:
         return Pattern("[0-9]+").language(spot)
@@ -252,7 +252,7 @@ class Digits(Wording):
 
 @lru_cache(maxsize=32)
 def any_text(spot: Spot) -> Language:
-    """Of a hole without a constraint."""
+    """The language of a hole without a constraint."""
     first, later = token_texts(spot.tokenizer)
     start = first if spot.first else later
     return Text(start.plain & ((start.utf8[:, 0] == ord(" ")) if spot.space else True), later.plain)
@@ -277,7 +277,7 @@ class TokenTexts(NamedTuple):
 
 @lru_cache(maxsize=4)
 def token_texts(tokenizer: Tokenizer) -> tuple[TokenTexts, TokenTexts]:
-    """What each token adds to a decoded text: where it is the first, and later. WordPiece has a space only later."""
+    """The text that each token adds to a decoded text, as the first token and as a later one."""
     backend, roles = tokenizer.backend, tokenizer.roles
     special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
     special |= {roles.mask_id, roles.eos_id, roles.bos_id, roles.pad_id}

@@ -27,7 +27,7 @@ class DraftAndVerify(Sampler):
 
     One pass reads the block with its blanks and drafts x_l ~ q_l at all of them. A second one reads it from left to
     right, which gives p_l: x_l is kept with probability min(1, p_l(x_l) / q_l(x_l)); the first that is not is drawn
-    anew from (p_l - q_l)+, normalised, and what follows it is blank again (arXiv 2211.17192). So texts follow the law
+    anew from (p_l - q_l)+, normalized, and what follows it is blank again (arXiv 2211.17192). So texts follow the law
     of the left-to-right reading, filters included. A shifted model reads finished tokens causally, whatever block they
     were written in: so both readings share one cache, and the next draft begins at the first blank, wherever that is.
 
@@ -199,7 +199,7 @@ class _Law(NamedTuple):
         return _Law(Sites(tokens, row[index], position[index]), self.raw[index], self.logits[index])
 
     def above(self, other: "_Law") -> "_Law":
-        """(p - q)+, normalised; p where rounding leaves nothing of it."""
+        """(p - q)+, normalized; p where rounding leaves nothing of it."""
         p, q = (law.logits.double().softmax(-1) for law in (self, other))
         excess = (p - q).clamp_min(0)
         return self._replace(logits=torch.where(excess.sum(-1, keepdim=True) > 0, excess, p).log())

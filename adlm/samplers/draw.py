@@ -29,7 +29,7 @@ def draw_measured(logits: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
-    """The token at which the cumulative probability first exceeds u [N]. One random number a draw.
+    """The token at which the cumulative probability first exceeds u [N]. Takes one random number per draw.
 
     Probabilities are as exact as the logits are; their sums are float64, so that nothing is lost in the tail. Where
     there are many, the block of tokens is found first: sums take a fifth of the time of cumulative ones.

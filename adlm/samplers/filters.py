@@ -19,7 +19,7 @@ from adlm.samplers.draw import crossing
 
 
 class Sites(NamedTuple):
-    """Where N tokens are about to be drawn: the canvas [B, L] as it is, and row [N] and position [N] of each in it."""
+    """The places where N tokens are about to be drawn: the canvas [B, L], and the row [N] and position [N] of each."""
 
     tokens: Tensor
     row: Tensor
@@ -124,7 +124,7 @@ class RepetitionPenalty(Filter):
 
 @dataclass(frozen=True)
 class Banned(Filter):
-    """Never these tokens."""
+    """Never draws these tokens."""
 
     tokens: tuple[int, ...]
 
@@ -134,7 +134,7 @@ class Banned(Filter):
 
 @dataclass(frozen=True)
 class Allowed(Filter):
-    """Only these tokens."""
+    """Draws only these tokens."""
 
     tokens: tuple[int, ...]
 

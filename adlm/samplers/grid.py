@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]  # [B, L]
 
 
 class Grid(NamedTuple):
-    """For each step: the probabilities to reveal a blank and to mask a token again, and what the network is told."""
+    """The steps of a sampler: probabilities to reveal a blank and to remask a token, and the network's time input."""
 
     reveal: NDArray[np.float64]
     sigma: NDArray[np.float64]
@@ -31,7 +31,7 @@ class Grid(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a step reveals and masks again."""
+    """The positions that a step reveals and remasks."""
 
     step: int
     fresh: Mask
@@ -80,7 +80,7 @@ def grid(steps: int, schedule: Schedule, rule: RemaskRule) -> Grid:
 
 
 def chunks(steps: int, size: int) -> Iterator[range]:
-    """So many steps of the grid at once that their random numbers, `size` for each, stay few."""
+    """Parts of the grid small enough that their random numbers, `size` per step, fit in memory."""
     count = max(1, _CHUNK // max(1, size))
     for start in range(0, steps, count):
         yield range(start, min(start + count, steps))
@@ -108,7 +108,7 @@ def changes(state: SamplerState, over: Grid) -> Iterator[Change]:
 
 
 def turns(state: SamplerState, over: Grid) -> Iterator[Turn]:
-    """The same changes, the first reveals of all rows together, then the second ones, and so on.
+    """The changes of a grid, the first reveals of all rows together, then the second ones, and so on.
 
     Rows do not see each other, so each has its own time, and a pass has as many rows as possible.
     """

@@ -3,7 +3,7 @@
 With the hole masked for ever, -log p of the rest is the marginal likelihood of the context: every prediction of a
 masked model already averages over whatever a mask may hide, so the sum over all fillings of the hole is never taken
 and nothing is sampled. Tokens in the hole cost nothing, many or few; comparing finished texts instead, by their own
-likelihood, would favour short holes, since each further token costs something. Where padding counts, it is part of
+likelihood, would favor short holes, since each further token costs something. Where padding counts, it is part of
 the context: a longer hole leaves less of it, as in training.
 """
 

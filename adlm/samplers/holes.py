@@ -21,7 +21,7 @@ _LENGTHS = re.compile(r"([1-9]\d{0,3})(?:-([1-9]\d{0,3}))?")
 
 
 class Hole(NamedTuple):
-    """As written: how many tokens it has, and whether that was said."""
+    """A hole as written: its number of tokens, and whether that was given."""
 
     written: str
     least: int = 1
@@ -59,7 +59,7 @@ class Template:
         return cls(tuple(parts), tuple(languages), tuple(lengths))
 
     def combinations(self) -> list[tuple[int, ...]]:
-        """Every way to give each hole a length."""
+        """All ways to give each hole a length."""
         if math.prod(map(len, self.lengths)) > MOST_COMBINATIONS:
             raise ConfigError(
                 f"asked to choose the lengths of {len(self.lengths)} holes",

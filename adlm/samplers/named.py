@@ -72,7 +72,7 @@ class NamedSampler(NamedTuple):
 
 
 def named_samplers() -> dict[str, NamedSampler]:
-    """Every sampler that has a name, by that name."""
+    """All named samplers, by name."""
     return {name: named_sampler(name) for name in registry.names("sampler")}
 
 

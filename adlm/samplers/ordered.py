@@ -22,7 +22,7 @@ class Ordered(Unmasking):
         pace: how many of them per step; at least one of each row.
         agreeing: two-stage models reveal, beyond that, every blank at which the anchor stage's likeliest token is the
             one that was drawn from the denoiser: rows are done in fewer steps.
-        schedule: what models that are told the time are told, from the fraction of masks that they see.
+        schedule: gives time-conditioned models their time, from the fraction of masks that they see.
     """
 
     order: Order = field(default_factory=Confidence)

@@ -15,7 +15,7 @@ from adlm.samplers.state import Prediction, SamplerState
 
 
 class Offer(NamedTuple):
-    """For each of N blanks [N]: its score, its entropy if asked for, and the drawn token and its probability if any."""
+    """Scores of N blanks [N], with entropies if asked for, and the drawn tokens and their probabilities if any."""
 
     score: Tensor
     entropy: Tensor | None = None
@@ -24,7 +24,7 @@ class Offer(NamedTuple):
 
 
 class OrderContext(NamedTuple):
-    """What an order chooses from: the blanks [B, L] bool of a state, at times t [B], in a step.
+    """The inputs of an order: the blanks [B, L] bool of a state, at times t [B], in a step.
 
     entropies: whether the pace needs them.
     """
@@ -38,7 +38,7 @@ class OrderContext(NamedTuple):
 
 @dataclass(frozen=True)
 class Order(ABC):
-    """Where to write first."""
+    """An order in which blanks are written."""
 
     reads_anchors: ClassVar[bool] = False  # True: for two-stage models
 
@@ -92,7 +92,7 @@ class LeastEntropy(PredictedOrder):
 
 @dataclass(frozen=True)
 class AnchorConfidence(Order):
-    """Where the anchor stage is surest, by the probability of its likeliest token. For two-stage models.
+    """First where the anchor stage is most certain, by the probability of its likeliest token (two-stage models).
 
     The vocabulary of the denoiser is then needed only where it writes.
     """
@@ -106,7 +106,7 @@ class AnchorConfidence(Order):
 
 @dataclass(frozen=True)
 class AnyOrder(Order):
-    """At random: what LLaDA calls random remasking. No logits are needed to choose."""
+    """A random order: what LLaDA calls random remasking. No logits are needed to choose."""
 
     def offer(self, context: OrderContext) -> Offer:
         return Offer(context.state.uniform("order", context.step)[context.blank])

@@ -12,13 +12,13 @@ from adlm.errors import OutOfRange
 
 @dataclass(frozen=True)
 class Pace(ABC):
-    """How much of an order one step takes."""
+    """The number of blanks that one step takes from an order."""
 
     reads_entropy: ClassVar[bool] = True  # False: entropies need not be computed
 
     @abstractmethod
     def count(self, view: "Ranked") -> Tensor:
-        """How many blanks [B] to take from each row; at least one is taken."""
+        """The number of blanks [B] to take from each row; at least one is taken."""
 
 
 class Ranked(NamedTuple):
@@ -35,7 +35,7 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class PerStep(Pace):
-    """The best `k`."""
+    """Takes the best `k` blanks."""
 
     reads_entropy: ClassVar[bool] = False
     k: int = 1
@@ -50,7 +50,7 @@ class PerStep(Pace):
 
 @dataclass(frozen=True)
 class InSteps(Pace):
-    """All of a row in `steps` equal parts, the larger ones first."""
+    """Takes a row in `steps` equal parts, the larger ones first."""
 
     reads_entropy: ClassVar[bool] = False
     steps: int = 64
@@ -65,7 +65,7 @@ class InSteps(Pace):
 
 @dataclass(frozen=True)
 class Above(Pace):
-    """All with at least this score (Fast-dLLM arXiv 2505.22618 takes 0.9 of confidence)."""
+    """Takes all blanks with at least this score (Fast-dLLM, arXiv 2505.22618: confidence 0.9)."""
 
     reads_entropy: ClassVar[bool] = False
     score: float = 0.9
@@ -76,7 +76,7 @@ class Above(Pace):
 
 @dataclass(frozen=True)
 class EntropyBound(Pace):
-    """As many as keep the sum of their entropies, less the largest of them, within `gamma` nats.
+    """Takes as many blanks as keep the sum of their entropies, less the largest of them, within `gamma` nats.
 
     That sum bounds what is lost by drawing them independently (EB-Sampler, arXiv 2505.24857).
     """

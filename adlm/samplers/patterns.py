@@ -118,7 +118,7 @@ def over_characters(regex: str, space: bool) -> tuple[Ints, Bools, NDArray[Any]]
 
 
 def _smallest(delta: Ints, accepts: Bools) -> tuple[Ints, Bools]:
-    """Equivalent states made one (Moore): those that accept alike and go on alike. The first stays the first."""
+    """Equivalent states made one (Moore): those that accept the same continuations. The first stays the first."""
     part, count = accepts.astype(np.int64), 0
     while (found := int(part.max()) + 1) > count:
         count = found
@@ -285,6 +285,7 @@ def _category(name: str) -> Ranges:
 
 
 def too_large(regex: str) -> ConfigError:
+    """The error for a pattern that is too large."""
     return ConfigError(
         f"asked for a hole that matches {regex!r}",
         "it has too many states",

@@ -14,17 +14,17 @@ from adlm.samplers.remasking import ByConfidence, Cap, FlowCorrector, ForwardBac
 
 
 def remdm_cap(*, steps: int = 256, eta: float = Cap.eta, **common: Any) -> Remasking:
-    """As ancestral, but may take back a few tokens per step, each with a probability of at most `eta`."""
+    """Samples as ancestral, but may remask a few tokens per step, each with a probability of at most `eta`."""
     return Remasking(rule=Cap(eta), steps=steps, **common)
 
 
 def remdm_rescale(*, steps: int = 256, eta: float = Rescale.eta, **common: Any) -> Remasking:
-    """As ancestral, taking back with the fraction `eta` of the largest possible probability."""
+    """Samples as ancestral, remasking with the fraction `eta` of the largest possible probability."""
     return Remasking(rule=Rescale(eta), steps=steps, **common)
 
 
 def remdm_conf(*, steps: int = 256, **common: Any) -> Remasking:
-    """As ancestral, taking back what the model was least sure of."""
+    """Samples as ancestral, remasking the tokens that the model was least sure of."""
     return Remasking(rule=ByConfidence(), steps=steps, **common)
 
 
@@ -42,12 +42,12 @@ def remdm_loop(
 
 
 def forward_backward(*, steps: int = 256, **common: Any) -> Remasking:
-    """Takes back as much in each step as noise would have hidden."""
+    """Remasks as many tokens in each step as the noise would have masked."""
     return Remasking(rule=ForwardBackward(), steps=steps, **common)
 
 
 def dfm(*, steps: int = 256, **common: Any) -> Remasking:
-    """Discrete flow matching's corrector: takes tokens back as it reveals others."""
+    """Discrete flow matching's corrector: remasks tokens while it reveals others."""
     return Remasking(rule=FlowCorrector(), steps=steps, **common)
 
 
@@ -121,7 +121,7 @@ def agreeing(
     gamma: float | None = None,
     **common: Any,
 ) -> Ordered:
-    """As confidence, and at once wherever the anchor stage and the denoiser agree."""
+    """Writes as confidence does, and at once wherever the anchor stage and the denoiser agree."""
     pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
     return Ordered(order=Confidence(), pace=pace, agreeing=True, **common)
 

@@ -18,7 +18,7 @@ from adlm.errors import ConfigError, OutOfRange
 
 
 class ReverseStep(NamedTuple):
-    """From alpha_t to alpha_s, with remasking probability sigma: one number, or one per position [B, L]."""
+    """A step from alpha_t to alpha_s, with remasking probability sigma: one number, or one per position [B, L]."""
 
     alpha_t: float
     alpha_s: float
@@ -33,7 +33,7 @@ class ReverseStep(NamedTuple):
 
 
 class RemaskContext(NamedTuple):
-    """What a rule decides from: alpha before and after the step, the largest sigma, and confidence [B, L].
+    """The inputs of a rule: alpha before and after the step, the largest sigma, and confidence [B, L].
 
     Confidence is the probability that each visible token had when it was drawn; inf elsewhere.
     """
@@ -46,7 +46,7 @@ class RemaskContext(NamedTuple):
 
 @dataclass(frozen=True)
 class RemaskRule(ABC):
-    """When to mask a token again."""
+    """A rule for remasking tokens."""
 
     reads_confidence: ClassVar[bool] = True  # False: sigma is the same whatever was written
 
@@ -67,7 +67,7 @@ class RemaskRule(ABC):
 
 @dataclass(frozen=True)
 class Never(RemaskRule):
-    """What is revealed stays: MDLM."""
+    """Never remasks: MDLM's sampler."""
 
     reads_confidence: ClassVar[bool] = False
 
@@ -77,7 +77,7 @@ class Never(RemaskRule):
 
 @dataclass(frozen=True)
 class Cap(RemaskRule):
-    """`eta`, or sigma_max where that is less."""
+    """Remasks with probability `eta`, or sigma_max if that is less."""
 
     reads_confidence: ClassVar[bool] = False
     eta: float = 0.02
@@ -91,7 +91,7 @@ class Cap(RemaskRule):
 
 @dataclass(frozen=True)
 class Rescale(RemaskRule):
-    """`eta` times sigma_max."""
+    """Remasks with probability `eta` times sigma_max."""
 
     reads_confidence: ClassVar[bool] = False
     eta: float = 0.02
@@ -105,7 +105,7 @@ class Rescale(RemaskRule):
 
 @dataclass(frozen=True)
 class ByConfidence(RemaskRule):
-    """ReMDM's conf: sigma_max shared out among the visible tokens, most to those drawn with the least confidence.
+    """ReMDM's conf: sigma_max distributed over the visible tokens, most to those drawn with the least confidence.
 
     Masked tokens get none of it, so that they come at MDLM's pace and up to one token per row is missing from
     alpha_s, as published; the last step brings them all.
@@ -118,7 +118,7 @@ class ByConfidence(RemaskRule):
 
 @dataclass(frozen=True)
 class ForwardBackward(RemaskRule):
-    """As many tokens masked again as one step forward in time would mask: (alpha_s - alpha_t) / alpha_t."""
+    """Remasks as many tokens as one step forward in time would mask: (alpha_s - alpha_t) / alpha_t."""
 
     reads_confidence: ClassVar[bool] = False
 

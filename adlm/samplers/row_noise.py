@@ -24,16 +24,16 @@ class RowNoise:
         self._positions = np.arange(length, dtype=np.uint64)
 
     def uniform(self, *name: Name) -> NDArray[np.float64]:
-        """[B, L] in (0, 1)."""
+        """Uniform numbers [B, L] in (0, 1)."""
         return uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions)
 
     def uniforms(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
-        """[steps, B, L]: `uniform(name, step)` of each step."""
+        """The numbers [steps, B, L] of `uniform(name, step)` for each step."""
         seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
         return uniform_at(seeds[:, None, None], self._ids[:, None], self._positions)
 
     def bits(self, name: Sequence[Name], row: Tensor, position: Tensor) -> NDArray[np.int64]:
-        """[N] random bits, one number for each row and position [N]."""
+        """Random bits [N], one number for each row and position [N]."""
         rows, seeds = row.cpu().numpy(), self._seeds(name)
         own = seeds if len(seeds) == 1 else seeds[rows]
         return bits_at(own, self._ids[rows], position.cpu().numpy().view(np.uint64)).view(np.int64)

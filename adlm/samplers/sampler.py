@@ -20,7 +20,7 @@ Needs = Literal["any", "causal", "masked", "two-stage", "shifted blocks"]
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """How a canvas is filled.
+    """A way to fill a canvas.
 
     Args:
         filters: applied to the logits in this order before a token is drawn.
@@ -72,7 +72,7 @@ class Sampler(ABC):
         on_draw: DrawCallback | None = None,
         stop: int | StopRule | None = None,
     ) -> SamplerState:
-        """A state to fill."""
+        """A new state to fill."""
         state = SamplerState(network, canvas, noise, on_step=on_step, on_draw=on_draw, stop=stop)
         self.setup(state)
         return state

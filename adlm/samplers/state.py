@@ -30,7 +30,7 @@ SLICE = 1 << 22  # logits at a time: what bounds the memory of a sampler, whatev
 
 
 def slice_size(vocabulary_size: int) -> int:
-    """How many positions have logits at a time."""
+    """The number of positions whose logits exist at a time."""
     return max(1, SLICE // vocabulary_size)
 
 
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 class StepEvent(NamedTuple):
-    """What a step callback is told after each step.
+    """The argument of a step callback.
 
     step: its number, from 0.
     steps: how many there are in all, if that is known.
@@ -101,7 +101,7 @@ def confidence(prediction: Prediction) -> Tensor:
 
 
 class SamplerState:
-    """What a sampler works on: the tokens so far, and the network to ask for more.
+    """The state of a sampler: the tokens so far, and the network to ask for more.
 
     tokens: [B, L].
     open: [B, L] bool, where a sampler may write.
@@ -143,20 +143,20 @@ class SamplerState:
 
     @property
     def blank(self) -> Tensor:
-        """[B, L] bool: still to be filled."""
+        """The positions [B, L] still to be filled."""
         return self.open & (self.tokens == self.network.vocabulary.mask_id)
 
     @property
     def masked_fraction(self) -> Tensor:
-        """[B]: how much of what the network sees is masked."""
+        """The fraction [B] of what the network sees that is masked."""
         return (self.tokens[:, self.window] == self.network.vocabulary.mask_id).float().mean(-1)
 
     def uniform(self, *name: Name) -> Tensor:
-        """[B, L] in (0, 1): a function of the seed, the name, the sample's number and the position."""
+        """Uniform numbers [B, L] in (0, 1): a function of the seed, the name, the sample's number and the position."""
         return self.to_device(self.row_noise.uniform(*name))
 
     def to_device(self, values: NDArray[Any]) -> Tensor:
-        """What was found on the host, beside the tokens."""
+        """A tensor from the host, moved to the device of the tokens."""
         found, device = torch.from_numpy(values), self.tokens.device
         if device.type == "cpu":
             return found
@@ -263,7 +263,7 @@ class SamplerState:
         self.shown += 1
 
     def sample(self) -> Sample:
-        """The result."""
+        """The filled canvas, and what it cost."""
         return Sample(self.tokens, self.network_calls, self.anchor_calls)
 
     def count(self, reader: BlockReader) -> None:

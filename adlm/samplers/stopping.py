@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StopRule:
-    """What ends a row for samplers that write from left to right.
+    """A rule that ends rows, for samplers that write from left to right.
 
     Args:
         token: ends a row, and fills what is left of it.
@@ -26,7 +26,7 @@ class StopRule:
 
 
 def added_text(decode: Callable[[Sequence[int]], str], given: Sequence[int], written: Sequence[int]) -> str:
-    """What ids add to the text of others before them: many decoders drop the space of a first token."""
+    """The text that ids add to that of the ids before them: many decoders drop the space of a first token."""
     before, whole = decode(given), decode([*given, *written])
     return whole[len(before) :] if whole.startswith(before) else decode(written)
 

@@ -46,7 +46,7 @@ _ALONE = "torch.distributed is disabled, unavailable or uninitialized"
 
 @dataclass
 class RunProgress:
-    """How far a run is: the numbers in its checkpoints.
+    """The progress of a run, as stored in its checkpoints.
 
     Args:
         step: steps done.
@@ -71,7 +71,7 @@ class RunProgress:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "RunProgress":
-        """From the state of a checkpoint; version 0.1 stored it as `numbers`."""
+        """The progress stored in a checkpoint; version 0.1 stored it as `numbers`."""
         stored, known = state.get("progress", state.get("numbers", {})), {field.name for field in fields(cls)}
         return cls(**{key: value for key, value in stored.items() if key in known})
 

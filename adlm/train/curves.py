@@ -27,7 +27,7 @@ _NUMBERS = ("step", "steps", "tokens", "skipped", "loss", "bound", "grad_norm", 
 _BINS = 2000
 _SMOOTH = 0.02  # of the run: width of the window behind the strong lines
 
-# Okabe and Ito's colours, which differ for every kind of colour vision.
+# Okabe and Ito's colors, which differ for every kind of color vision.
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
 
 Array = NDArray[np.float64]
@@ -105,7 +105,7 @@ def _binned(rows: Iterable[list[Any]], width: int) -> Iterator[Array]:
 
 
 def _smoothed(values: Array) -> Array:
-    """A mean over neighbours, weighted by a Gaussian; what is missing has no weight."""
+    """A mean over neighbors, weighted by a Gaussian; what is missing has no weight."""
     width = max(1.0, _SMOOTH * len(values) / 2)
     reach = int(3 * width) if len(values) > 10 else 0
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
@@ -181,7 +181,7 @@ def _gradient(panel: Any, curves: dict[str, _Curve]) -> None:
     steps, skipped = curves["step"].mean, curves["skipped"].high
     gradient = _Curve(*(np.where(values > 0, values, np.nan) for values in curves["grad_norm"]))  # 0 has no logarithm
     panel.fill_between(steps, gradient.low, gradient.high, color=_GREEN, alpha=0.25, linewidth=0)
-    # Smoothed as it is drawn, in logarithms: a spike does not lift its neighbourhood.
+    # Smoothed as it is drawn, in logarithms: a spike does not lift its neighborhood.
     _line(panel, steps, gradient, np.exp(_smoothed(np.log(gradient.mean))), _GREEN, "")
     panel.set_yscale("log", subs=[2, 5])
     panel.yaxis.set_major_formatter(_short)

@@ -33,7 +33,7 @@ _GAIN = 1.1  # how much faster several threads have to be
 
 
 class Execution(NamedTuple):
-    """How a run is computed: kept in its folder, so that a resumed run goes on as it began.
+    """How a run is computed: stored in its folder, so that a resumed run continues the same way.
 
     Args:
         device: its type: cpu, cuda or mps.
@@ -68,7 +68,7 @@ class Execution(NamedTuple):
 def choose(
     wanted: Precision, network: NetworkConfig, vocabulary: Vocabulary, length: int, device: torch.device, alone: bool
 ) -> Execution:
-    """What is faster for this network on this machine.
+    """The faster way to compute for this network on this machine.
 
     Args:
         length: tokens per row.
@@ -82,7 +82,7 @@ def choose(
 
 
 def resumed(before: Execution, wanted: Precision, device: torch.device) -> Execution | None:
-    """As a run was computed before, if that can go on; None if it has to be chosen again.
+    """The stored way to compute, if it still works on this machine; None if it has to be chosen again.
 
     What the user asks for now holds: `train.precision`, and OMP_NUM_THREADS.
     """
@@ -96,7 +96,7 @@ def resumed(before: Execution, wanted: Precision, device: torch.device) -> Execu
 
 
 def stored(folder: Path) -> Execution | None:
-    """What was chosen for the run in `folder`, if anything was."""
+    """The choice stored in `folder`, if any."""
     try:
         return Execution(**json.loads((folder / EXECUTION).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -190,7 +190,7 @@ def _threads(device: torch.device, alone: bool) -> tuple[int, str]:
 
 
 def thread_gain(threads: int) -> float:
-    """How many times faster so many threads are than one at what a small network does, on this machine as it is."""
+    """How many times faster so many threads are than one for a small network, on this machine as it is."""
     before = torch.get_num_threads()
     x, weight = torch.ones(1024, 128), torch.ones(128, 512)
 

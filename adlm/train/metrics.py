@@ -106,17 +106,17 @@ class StepClock:
         self._times: deque[float] = deque(maxlen=window + 1)
 
     def start(self) -> None:
-        """Training begins."""
+        """Start the clock when training begins."""
         self._began = time.perf_counter()
         self.pause()
 
     def pause(self) -> None:
-        """Something else than training took time."""
+        """Leave out time that was spent on something other than training."""
         self._times.clear()
         self._times.append(time.perf_counter())
 
     def tick(self) -> tuple[float, float]:
-        """A step is done: seconds since `start`, and recent steps per second."""
+        """Count a step; returns the seconds since `start`, and recent steps per second."""
         now = time.perf_counter()
         self._times.append(now)
         return now - self._began, (len(self._times) - 1) / (now - self._times[0])

@@ -12,16 +12,16 @@ from torch.optim.optimizer import ParamsT
 # Coefficients of x -> a x + b x^3 + c x^5, five times: singular values end near 1 (a test says how near).
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
-# Numbers that are orthogonalised at a time: many small matrices, or one large one.
+# Numbers that are orthogonalized at a time: many small matrices, or one large one.
 _AT_ONCE = 1 << 25
 
 
 class MuonOptimizer(Optimizer):
-    """Muon: update of a matrix [r, c]: lr * sqrt(max(1, r / c)) * orthogonalised(Nesterov momentum).
+    """Muon: update of a matrix [r, c]: lr * sqrt(max(1, r / c)) * orthogonalized(Nesterov momentum).
 
     torch.optim.Muon always computes in bfloat16, which a CPU without bfloat16 instructions multiplies a hundred
     times slower than float32. This one computes in bfloat16 on a GPU only, and does matrices of one shorter side
-    together. Sharded matrices (FSDP2) are gathered to be orthogonalised; momentum and weights stay sharded.
+    together. Sharded matrices (FSDP2) are gathered to be orthogonalized; momentum and weights stay sharded.
     """
 
     def __init__(self, matrices: ParamsT, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
@@ -109,7 +109,7 @@ def _multiplies_bf16(device: torch.device) -> bool:
 
 
 def _together(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Groups of one shorter side, as large as are orthogonalised together."""
+    """Groups of one shorter side, as large as are orthogonalized together."""
     sides: dict[int, list[nn.Parameter]] = defaultdict(list)
     for matrix in matrices:
         sides[min(matrix.shape)].append(matrix)

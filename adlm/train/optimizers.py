@@ -34,7 +34,7 @@ class OptimizerConfig(ABC):
 
     @abstractmethod
     def build(self, model: nn.Module) -> Sequence[Optimizer]:
-        """One optimizer or several; together they hold each trainable parameter once."""
+        """Build one optimizer or several; together they hold each trainable parameter once."""
 
     def _adamw(self, model: nn.Module, parameters: Sequence[NamedParameter]) -> Sequence[Optimizer]:
         decaying = _weights(model, nn.Linear, Head) - _weights(model, nn.Embedding)
@@ -65,7 +65,7 @@ class Muon(OptimizerConfig):
     Small masked models learn much faster with it (docs/log.md).
 
     Args:
-        matrix_lr: learning rate of the orthogonalised update, scaled by sqrt(max(1, rows / columns)).
+        matrix_lr: learning rate of the orthogonalized update, scaled by sqrt(max(1, rows / columns)).
     """
 
     lr: float = 3e-3

@@ -92,7 +92,7 @@ class ParallelModel:
                     self.module.reshard()  # type: ignore[operator]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained."""
+        """The trained parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()

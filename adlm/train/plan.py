@@ -91,7 +91,7 @@ def known_vocabulary(data: DataConfig) -> Vocabulary:
 
 
 def row_length(data: DataConfig) -> int:
-    """Tokens a row."""
+    """The number of tokens per row."""
     if isinstance(data, Corpus):
         return data.packing.length
     if isinstance(data, Together):
@@ -161,7 +161,7 @@ def _marked(rule: AnchorRule, known: Known) -> float:
 
 
 class Summary(NamedTuple):
-    """What a run is, whatever it runs on. `rows`, `tokens` and `work` are those of a step."""
+    """The size and cost of a run, independent of hardware. `rows`, `tokens` and `work` are per step."""
 
     vocabulary: Vocabulary
     parameters: Parameters
@@ -181,7 +181,7 @@ class Summary(NamedTuple):
 
 
 def summary(run: Run, *, vocabulary: Vocabulary | None = None, world_size: int = 1) -> Summary:
-    """Of a run; validation is not counted.
+    """The size and cost of a run; validation is not counted.
 
     Args:
         vocabulary: where the data is not known by name, its tokenizer's.
@@ -228,7 +228,7 @@ def _meta(run: Run, vocabulary: Vocabulary) -> LanguageModel:
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes on each process."""
+    """Estimated bytes on each process."""
 
     weights: int
     gradients: int
@@ -255,7 +255,7 @@ def memory(
 
     Args:
         rows: of a micro-batch.
-        parts: processes over which weights, gradients, optimiser states and averages are spread.
+        parts: processes over which weights, gradients, optimizer states and averages are spread.
         cpu: whether they compute on a CPU, where attention on short rows keeps more.
     """
     model = _meta(run, vocabulary)
@@ -299,7 +299,7 @@ class RunPlan(NamedTuple):
     """A run on given processes.
 
     Args:
-        parts: that weights, gradients and optimiser states are in.
+        parts: that weights, gradients and optimizer states are in.
         execution: type of matrix products and threads there.
         micro_batch_size, micro_batches: rows of a micro-batch, and how many of them each process computes in a step.
         memory: of each process.
@@ -318,12 +318,12 @@ class RunPlan(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of a step: its work at `EFFICIENCY` of the speed. An estimate, good to a factor of two."""
+        """The estimated seconds per step: its work at `EFFICIENCY` of the speed, good to a factor of two."""
         return self.summary.work / self.world_size / (EFFICIENCY * self.speed)
 
     @property
     def all_seconds(self) -> float:
-        """Of all steps, without validation."""
+        """The estimated seconds of all steps, without validation."""
         return self.seconds * self.summary.steps
 
 
@@ -335,11 +335,11 @@ def plan(
     vocabulary: Vocabulary | None = None,
     shard: bool = False,
 ) -> RunPlan:
-    """What `run` will take on so many processes, each with a device like this one.
+    """What `run` needs on so many processes, each with a device like this one.
 
     Args:
         vocabulary: where the data is not known by name, its tokenizer's.
-        shard: weights, gradients and optimiser states are in parts on the processes.
+        shard: weights, gradients and optimizer states are in parts on the processes.
     """
     sums = summary(run, vocabulary=vocabulary, world_size=world_size)
     micro_batch_size, micro_batches = _micro_batches(run, sums.rows, world_size)
@@ -356,7 +356,7 @@ def plan(
 
 @cache
 def matmul_speed(device: str, bf16: bool) -> float:
-    """Operations a second of square matrix products on the device, over a fifth of a second."""
+    """Operations per second of square matrix products on the device, over a fifth of a second."""
     size = 1024 if torch.device(device).type == "cpu" else 4096
     a = torch.ones(size, size, device=device, dtype=torch.bfloat16 if bf16 else torch.float32)
     (a @ a)[0, 0].item()  # also waits until it is done

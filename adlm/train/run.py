@@ -118,7 +118,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A named training run.
+    """A named training run: everything that determines the trained weights.
 
     Args:
         imports: modules that register classes which the run names; `--import` adds them.

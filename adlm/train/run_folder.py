@@ -85,7 +85,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def check_shared(folder: Path, context: DistributedContext) -> None:
-    """Every process writes its part of a checkpoint to the folder, so all must see the same one."""
+    """Check that all processes see the same folder, to which each writes its part of a checkpoint."""
     for _ in range(20):
         if (folder / _LOCK).exists():
             break

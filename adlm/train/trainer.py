@@ -60,7 +60,7 @@ class Trainer:
         data: the prepared data of the run.
         out: the folder of the run.
         context: the processes that train together.
-        callbacks: told of steps, validations and messages.
+        callbacks: called with steps, validations and messages.
         stop_signal: number of the signal that asked this process to stop; 0 if none did.
     """
 
@@ -132,7 +132,7 @@ class Trainer:
         self.log(f"resuming after step {self.progress.step} ({self._saved.folder})")
 
     def train_step(self, batch: Batch) -> StepResult:
-        """One optimizer step with this process's part of a global batch: step `progress.step`, counted from 0.
+        """Take one optimizer step with this process's part of a global batch: step `progress.step`, counted from 0.
 
         Sums, gradient norm and flags are read from the device together, which is the only host sync.
         """

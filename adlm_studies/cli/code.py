@@ -44,7 +44,7 @@ def command(
     device: str = "auto",
     revision: str | None = None,
 ) -> None:
-    """The cost of reference solutions given their prompts; with --run, pass@k of solutions that the model writes.
+    """Measure the cost of reference solutions given their prompts, or with --run pass@k of the model's solutions.
 
     --run executes unreviewed programs in a process with little time, memory and rights. Use it on a machine that you
     could lose.
@@ -53,7 +53,7 @@ def command(
         model: the folder of a model, or its name on the Hugging Face Hub; not needed with --solutions.
         data: the folder with HumanEval.jsonl or mbpp.jsonl, plain or .gz, or the file.
         set: humaneval, mbpp (its test split, tasks 11 to 510) or mbpp-all.
-        problems: take only the first so many.
+        problems: take only this many problems, the first ones.
         run: execute solutions and count those that pass.
         solutions: with --run: measure these solutions instead of writing some: .jsonl with a task_id and a completion
             on each line, the completion as it follows the prompt.
@@ -63,11 +63,11 @@ def command(
         lossy: continue although the tokenizer does not reproduce the solutions; the bound is then that of the text as
             the tokenizer reads it.
         sampler: by name, as in `adlm sample`.
-        max_new_tokens: of a solution.
+        max_new_tokens: most tokens of a solution.
         option: any option of the sampler, as in --option steps=64 --option temperature=0.2.
-        limits: of each program.
-        seed: of masks and solutions.
-        out: the result, as JSON; by default in runs/evaluate. Solutions go beside it, as .solutions.jsonl.
+        limits: limits of each program.
+        seed: seed of masks and solutions.
+        out: the result, as JSON; by default in runs/evaluate. Solutions are written next to it, as .solutions.jsonl.
         device: auto, cpu, cuda or mps.
         revision: of a model on the Hub.
     """

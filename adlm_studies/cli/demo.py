@@ -42,7 +42,7 @@ def command(
         out: where models, prepared data, results.json and report.html go.
         steps: training steps of AR; the other models train in proportion.
         samples: texts to print for each model.
-        seed: of data order, noise and samples.
+        seed: seed of data order, noise and samples.
         jobs: models to train side by side, each in a process with one thread; by default as many as there are cores, or
             one with a GPU. 1: one after the other, with all threads.
     """

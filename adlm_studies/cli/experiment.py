@@ -39,10 +39,10 @@ def command(
     An interrupted study resumes; finished steps are not run again. Several processes may work in one folder.
 
     Args:
-        name: of the study; `adlm experiment list` prints all studies.
+        name: the study; `adlm experiment list` prints all.
         scale: nano (minutes per model on one core), small (an hour or two) or paper (a cluster); by default the
             study's own, which is nano for most.
-        seeds: of everything that is trained; intervals need 2 or more. By default the study's own.
+        seeds: number of training seeds; intervals need 2 or more. By default the study's own.
         out: where models, results.json and report.html go; by default runs/NAME.
         outcomes: a folder for the outcomes of finished steps, as in docs/results/NAME/outcomes. What it holds of this
             study is not run again, and each step that is finished is added. With --plan nothing is run.

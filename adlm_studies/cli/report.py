@@ -21,13 +21,13 @@ def command(
 ) -> None:
     """Compare trained runs on one page: figures, curves, samples, and a text as it appears.
 
-    A run that is not finished has its curves, and is sampled from the best model it has so far.
+    For an unfinished run, the page has its curves and samples of its best model so far.
 
     Args:
         runs: folders that `adlm train` or `adlm demo` wrote.
-        out: the page, one file that needs no other.
+        out: the page, a single self-contained file.
         samples: texts from each model; 0 loads no model at all.
-        seed: of the samples.
+        seed: seed of the samples.
         device: auto, cpu, cuda or mps.
     """
     write_report(compare_runs(runs, samples=samples, seed=seed, device=device), out)

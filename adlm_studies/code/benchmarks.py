@@ -34,7 +34,7 @@ _TEST_TASKS = range(11, 511)
 
 @dataclass(frozen=True)
 class CodeProblem:
-    """What is asked, what the authors answered, and what an answer has to pass, after `prompt + answer` was run."""
+    """A problem: its prompt, the reference solution, and the tests that `prompt + answer` has to pass."""
 
     name: str
     prompt: str
@@ -43,7 +43,7 @@ class CodeProblem:
 
 
 class CodeBenchmark(NamedTuple):
-    """How a set is laid out: the file in its folder, a record as a problem, what a model's answer is cut before."""
+    """The layout of a benchmark: its file, its records as problems, and the strings at which answers are cut."""
 
     file: str
     read: Callable[[Mapping[str, object]], CodeProblem | None]
@@ -118,7 +118,7 @@ def read_problems(name: str, path: Path) -> list[CodeProblem]:
 
 
 def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str]]:
-    """Answers to each problem out of a file with an object a line that has a `task_id` and a `completion`."""
+    """Answers to each problem, from a file with one object per line that has a `task_id` and a `completion`."""
     asked = f"asked for solutions in {path}"
     if not path.is_file():
         raise DataError(
@@ -131,7 +131,10 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
         completion = record.get("completion") if isinstance(record, dict) else None
         if name is None or not isinstance(completion, str):
             raise DataError(
-                asked, f"no task_id or no completion at {where}", "give both in an object a line", subject=where
+                asked,
+                f"no task_id or no completion at {where}",
+                "write one JSON object per line with both",
+                subject=where,
             )
         strangers += str(name) not in found
         found.setdefault(str(name), []).append(completion)
@@ -148,7 +151,7 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stops. A model that goes on after its answer goes on with something else."""
+    """The text before the first of the stops; what a model writes after its answer is not part of it."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
 
@@ -162,7 +165,7 @@ def pass_at(n: int, passed: int, k: int) -> float:
 def run_tests(
     problems: Sequence[CodeProblem], answers: Sequence[Sequence[str]], limits: ProgramLimits | None = None
 ) -> Callable[[Numbers], Array]:
-    """For `each_of`: how many of the answers to each problem came to which of `STATUSES`, [n, 4]. Runs them."""
+    """A function for `each_of` that runs answers and counts their `STATUSES` per problem, [n, 4]."""
 
     def compute(numbers: Numbers) -> Array:
         jobs = [(row, problems[i], answer) for row, i in enumerate(numbers.tolist()) for answer in answers[i]]
@@ -195,7 +198,7 @@ def encode_problem(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing)
     """The solution and the end token after the prompt, encoded apart from it, on one row if they fit.
 
     Else in windows that fill their rows: the first holds the end of the prompt and the beginning of the solution, and
-    each later one goes on with as much of what came before as leaves half of it, or less, to be written.
+    each later one begins with as much of the text before it as leaves half of the row, or less, to be written.
     """
     begin, end = packing.frame(tokenizer.roles)
     prompt, solution = tokenizer.encode_batch([problem.prompt, problem.solution])
@@ -217,7 +220,7 @@ def encode_problem(problem: CodeProblem, tokenizer: Tokenizer, packing: Packing)
 
 
 def count_lossy(problems: Sequence[CodeProblem], tokenizer: Tokenizer) -> int:
-    """How many solutions do not come back from a tokenizer as they were: what they cost then is not what texts cost."""
+    """The number of solutions that a tokenizer does not reproduce exactly: their cost is not that of the text."""
     ids = tokenizer.encode_batch([problem.solution for problem in problems])
     return sum(tokenizer.decode(row) != problem.solution for row, problem in zip(ids, problems, strict=True))
 
@@ -232,7 +235,7 @@ def solution_nats(
     seed: int = 0,
     at_a_time: int = 16,
 ) -> Callable[[Numbers], Array]:
-    """For `each_of`: nats of each solution given its prompt, [n, 1]: exact left to right, else the bound.
+    """A function for `each_of`: nats of each solution given its prompt, [n, 1]; exact left to right, else the bound.
 
     Where a model writes its padding, that is in it, as in the bound of its rows.
     """
@@ -281,7 +284,7 @@ def completions(
     """A model's answers to each problem, cut where they end; none where the prompt leaves no room for one.
 
     Args:
-        write: texts that go on from a prompt, prompt included.
+        write: texts that continue a prompt, prompt included.
     """
     for problem in problems:
         texts = write(problem.prompt) if room(problem.prompt) else []

@@ -68,7 +68,7 @@ class CodeEvaluation:
         return {"name": self.benchmark, "key": checksum([asdict(problem) for problem in self.problems])}
 
     def bound(self, model: TextModel, *, draws: int = 16, lossy: bool = False) -> BenchmarkPart:
-        """What the reference solutions cost the model, given their prompts.
+        """The cost of the reference solutions given their prompts.
 
         Args:
             draws: noise levels per solution, for bounds.
@@ -158,7 +158,7 @@ class CodeEvaluation:
         return BenchmarkPart(figures, {"passed": counts[:, 0].tolist(), "solutions": counts.sum(1).tolist()}, about)
 
     def result(self, model: dict[str, Any], parts: Sequence[BenchmarkPart]) -> Result:
-        """All parts together. On the first process it is saved, and the partial results are removed."""
+        """The result of all parts. The first process saves it and removes the partial results."""
         first = {"set": self.benchmark, "problems": len(self.problems), "errors": "over problems"}
         columns = zip(BenchmarkPart({}, {}, first), *parts, strict=True)
         figures, items, about = (dict(ChainMap(*reversed(each))) for each in columns)

@@ -3,7 +3,7 @@
 The process is a bare Python (`-I -S`) with an empty environment in a folder that is removed afterwards. It cannot start
 others, its time, memory and files are limited, and it has no network. `ProgramOutcome.held` says what kept it: the
 kernel where that can (a network namespace, Landlock, another user), an audit hook inside Python elsewhere. That is
-enough for what a model writes by chance. Against a program meant to break out, use a virtual machine.
+enough for what a model writes by accident. Against a program meant to break out, use a virtual machine.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _TO_START = 60.0  # seconds, on a busy machine
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """Of one program.
+    """The limits of one program.
 
     Args:
         seconds: of a processor's time, rounded up: what decides on a busy machine as on a quiet one.
@@ -59,7 +59,7 @@ class ProgramLimits:
 
 
 class ProgramOutcome(NamedTuple):
-    """How a program went.
+    """The outcome of a program.
 
     status: "passed" where it came to its end; "failed" by an exception, sys.exit among them; "timeout"; "ended" where
         the process was gone without a word, as after os._exit or a crash.
@@ -106,7 +106,7 @@ def run(code: str, tests: str = "", *, limits: ProgramLimits | None = None) -> P
 
 
 def _resources(limits: ProgramLimits) -> dict[str, tuple[int, int]]:
-    """The soft and the hard limit of each; a process is told of the soft one of its time, and killed at the other."""
+    """The soft and the hard limit of each; a process gets a signal at the soft time limit and killed at the other."""
     whole = math.ceil(limits.seconds)
     return {
         "RLIMIT_CPU": (whole, whole + 1),

@@ -46,6 +46,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def main() -> None:
+    """Read a program from stdin, give up rights, run the program and report the outcome."""
     job = json.load(sys.stdin.buffer)
     answer, folder = int(sys.argv[1]), os.getcwd()  # noqa: PTH109
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def judge(code: str, tests: str) -> str | None:
-    """What goes wrong, or None where both come to their end. Apart, so that no code can swallow its tests."""
+    """The error of a program or of its tests; None if both finish. They run apart, so no code can skip its tests."""
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
         for text, name in ((code, "<solution>"), (tests, "<tests>")):

@@ -47,18 +47,20 @@ ARMS: dict[str, tuple[str, Callable[[Run], Run] | None]] = {
 }
 LEFT_TO_RIGHT = ("AR", "AR, same cost", "A2R")  # twins of A2R, and A2R
 MAIN = ("AR", "MDLM, same cost", "ADLM")
-# As many lines as there are colours.
+# As many lines as there are colors.
 DRAWN = ("AR", "MDLM", "MDLM, same parameters", "MDLM, same cost", "ADLM, γ = 0", "ADLM", "ADLM, logits")
 AGAINST = ("MDLM, same cost", "MDLM, same parameters", "MDLM")
 
 
 @dataclass(frozen=True)
 class Anchoring(Study):
-    """Args:
-    corpora: by their names at the scale; by default all of real text. The first gets all arms, others the main ones.
-    arms: of the first corpus, by name; all by default.
-    training_steps: the scale's own by default.
-    rows: held-out rows to score on.
+    """The study of whether anchoring helps at equal parameters and at equal cost.
+
+    Args:
+        corpora: by their names at the scale; by default all of real text. The first gets all arms, others the main.
+        arms: of the first corpus, by name; all by default.
+        training_steps: the scale's own by default.
+        rows: held-out rows to score on.
     """
 
     name: ClassVar[str] = "anchoring"
@@ -122,7 +124,7 @@ class Anchoring(Study):
 
 
 def _found(outcomes: Sequence[StepOutcome]) -> str:
-    """How ADLM stands to the MDLM of equal cost on every corpus that has both, and on how many surely so."""
+    """How ADLM stands to the MDLM of equal cost on every corpus that has both, and on how many significantly."""
     gaps: dict[str, Interval] = {}
     for corpus in dict.fromkeys(outcome.labels.get("corpus") for outcome in outcomes):
         nats = {arm: nats_of(select(outcomes, corpus=corpus, model=arm)) for arm in ("ADLM", AGAINST[0])}
@@ -133,7 +135,7 @@ def _found(outcomes: Sequence[StepOutcome]) -> str:
         return ""
     each = ", ".join(f"{gap} on {corpus}" for corpus, gap in gaps.items())
     better, worse = (sum(significant(gap) and gap.value * sign > 0 for gap in gaps.values()) for sign in (-1, 1))
-    told = f"surely lower on {better or 'none'}, surely higher on {worse or 'none'} of {len(gaps)}"
+    told = f"significantly lower on {better or 'none'}, significantly higher on {worse or 'none'} of {len(gaps)}"
     return f"At equal cost, ADLM's bound less MDLM's is {each} (nats per token): {told}."
 
 

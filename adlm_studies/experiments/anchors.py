@@ -33,7 +33,7 @@ AXES: dict[str, str] = {
     "positions": "Where the anchor loss is taken",
     "depth": "Layers of the anchor stage + of the denoiser",
     "hand-over": "What the anchor stage hands over",
-    "wrong": "Anchors that the loss gets wrong on purpose, by chance",
+    "wrong": "Anchors that the loss gets wrong on purpose, at random",
 }
 # Perplexities of the paper's ablations: OpenWebText, 78 billion tokens (arXiv 2505.18456).
 PAPER: dict[str, dict[str, float]] = {
@@ -66,12 +66,14 @@ class _Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Anchors(Study):
-    """Args:
-    corpus: by its name at the scale; by default kjv where the scale has it, or its first one.
-    axes: what to change, by name; all by default.
-    training_steps: the scale's own by default.
-    rows: held-out rows to score on.
-    probed: held-out rows at which anchor stages are asked.
+    """The study of what anchors have to be like: one setting is changed at a time.
+
+    Args:
+        corpus: by its name at the scale; by default kjv where the scale has it, or its first one.
+        axes: what to change, by name; all by default.
+        training_steps: the scale's own by default.
+        rows: held-out rows to score on.
+        probed: held-out rows at which anchor stages are asked.
     """
 
     name: ClassVar[str] = "anchors"
@@ -144,7 +146,7 @@ class Anchors(Study):
 
 
 def changes(axis: str, recipe: Run) -> Mapping[str, Run | RuleFromData]:
-    """Every value on an axis: the run that differs from the recipe in this alone, or the rule that it will have.
+    """The values on an axis: each a run that differs from the recipe in one setting, or the rule it will have.
 
     The recipe's own value is among them, and gives the recipe itself.
     """
@@ -229,7 +231,7 @@ def _table(axis: str, points: Sequence[_Point], recipe: _Point, own: str | None)
                "nats against the recipe"]  # fmt: skip
     note = (
         "All else is the recipe's. Anchor accuracy is the first stage's at masked tokens that are rare in their row, "
-        f"the same ones for all. {interval_note(len(recipe.nats))}; what is compared is first taken within a seed."
+        f"the same ones for all. {interval_note(len(recipe.nats))}; differences are within a seed."
     )
     if axis == "gamma":
         note += (
@@ -237,7 +239,7 @@ def _table(axis: str, points: Sequence[_Point], recipe: _Point, own: str | None)
         )
     if paper:
         columns.append("the paper's perplexity")
-        note += " The paper's figures are of OpenWebText with 78 billion tokens: compare how they go, not their size."
+        note += " The paper's figures are of OpenWebText with 78 billion tokens: compare the trend, not the values."
     best = ["", "", "high", "low", "low", "low", *(["low"] if paper else [])]
     return ReportTable(AXES[axis], note, columns, rows, best)
 
@@ -313,7 +315,7 @@ def _lead(recipe: _Point, changed: Sequence[_Point]) -> str:
             f"beyond it. By chance alone about {0.05 * len(found):.1f} would fall outside."
         )
     else:
-        text += ". With one seed, small differences are not told from chance."
+        text += ". With one seed, small differences cannot be told from chance."
     best, gain = min(found, key=lambda each: each[1].value)
     text += f" Best of them is {best.axis} {best.value}, at {_signed(gain)} nats per token against the recipe."
     for point, difference in found:

@@ -90,13 +90,15 @@ class TrainFromLeftToRight(TrainAndScore):
 
 @dataclass(frozen=True)
 class BlockSizes(Study):
-    """Args:
-    corpus: by its name at the scale.
-    arms: by name; all by default.
-    training_steps: of the MDLM, whose operations all others get too; the scale's own by default.
-    rows_per_step: the scale's own by default.
-    ar_fraction: of an arm's operations, what the left-to-right model that it starts from gets.
-    rows: held-out rows to score on.
+    """The study of how much of the gap between masked diffusion and AR blocks close at equal compute.
+
+    Args:
+        corpus: by its name at the scale.
+        arms: by name; all by default.
+        training_steps: of the MDLM, whose operations all others get too; the scale's own by default.
+        rows_per_step: the scale's own by default.
+        ar_fraction: of an arm's operations, what the left-to-right model that it starts from gets.
+        rows: held-out rows to score on.
     """
 
     name: ClassVar[str] = "blocks"

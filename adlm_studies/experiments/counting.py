@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from adlm.data.anchored_process import Law
 
 CHAIN, ANY_ORDER, ANCHORED = "AR tables", "DLM tables", "anchored tables"
-_SLICE = 1 << 22  # chances of contexts held at a time
+_SLICE = 1 << 22  # probabilities of contexts held at a time
 
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
 def chain_excess(law: Law, rows: Ids, order: Sequence[int]) -> float:
-    """Nats a row above the entropy of tables p(x_l | all that is before l in `order`), counted in rows [N, L].
+    """Nats per row above the entropy of tables p(x_l | all that is before l in `order`), counted in rows [N, L].
 
     The natural order is a left-to-right model with its full context. A masked diffusion model with a table for every
     set of visible positions is the mean over all orders, since its bound is the mean of the chain rule over them.
@@ -53,7 +53,7 @@ def _joint(law: Law, rows: Ids, order: Sequence[int]) -> Array:
 
 
 def anchored_excess(law: Law, rows: Ids, anchors: Sequence[int]) -> float:
-    """Nats a row above the entropy of tables p(anchor | anchors before it) and p(x_l | all anchors)."""
+    """Nats per row above the entropy of tables p(anchor | anchors before it) and p(x_l | all anchors)."""
     nats = chain_excess(_alone(law, anchors), rows[:, list(anchors)], range(len(anchors)))
     length, contexts, values = law.table.shape
     context = rows[:, list(anchors)] @ values ** np.arange(len(anchors))[::-1]

@@ -30,12 +30,14 @@ _STARTED: dict[str, dict[str, Any]] = {"adlm-block": {"start": "ar", "sampler": 
 
 @dataclass(frozen=True)
 class Demo(Study):
-    """Args:
-    corpus: the stories, or any other text.
-    training_steps: of AR, the others in proportion; 0: as many as fit into five minutes on two cores.
-    texts: that each model writes.
-    shown: of them, in the report.
-    seed: the one seed.
+    """The demo: the anchoring study at its smallest.
+
+    Args:
+        corpus: the stories, or any other text.
+        training_steps: of AR, the others in proportion; 0: as many as fit into five minutes on two cores.
+        texts: that each model writes.
+        shown: of them, in the report.
+        seed: the one seed.
     """
 
     name: ClassVar[str] = "demo"

@@ -113,7 +113,7 @@ def _note(trained: Mapping[str, StepOutcome], temperature: float) -> str:
         f"{size}± is a 95 % interval over held-out rows and over texts; ≤ marks a bound, from 8 mask counts per row. "
         f"Minutes are of training, {alone}; those of the last model include AR's. Texts are written at "
         f"temperature {temperature:g}. Tokens per second: one text at a time, by the model's own sampler. "
-        "Draft and verify writes by the law of the network read from left to right."
+        "Draft and verify samples from the left-to-right reading of the network."
     )
 
 
@@ -123,7 +123,7 @@ def _speeds(outcomes: Sequence[StepOutcome]) -> Mapping[str, float]:
 
 
 def mark(corpus: str, text: str) -> str:
-    """Before a sample: whether the story is one its grammar could have told."""
+    """The mark before a sample, which says whether the grammar could have written the story."""
     source = _stories(corpus)
     return "" if source is None else "· " if source.problems(text) else "✓ "
 

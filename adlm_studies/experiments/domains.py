@@ -119,11 +119,13 @@ def _why_not(name: str, scale: str, kept: str | None) -> str:
 
 @dataclass(frozen=True)
 class Domains(Study):
-    """Args:
-    domains: names of the catalog; those of `DOMAINS` by default. One that cannot be read is left out, and named.
-    training_steps: the scale's own by default.
-    rows: held-out rows of each domain to score on.
-    draws: mask counts per row, for bounds.
+    """The study of transfer between domains: trained on one, tested on all.
+
+    Args:
+        domains: names of the catalog; those of `DOMAINS` by default. One that cannot be read is left out, and named.
+        training_steps: the scale's own by default.
+        rows: held-out rows of each domain to score on.
+        draws: mask counts per row, for bounds.
     """
 
     name: ClassVar[str] = "domains"
@@ -198,7 +200,7 @@ def _called(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Bits:
-    """Bits a byte by (model, trained on, tested on) and seed, and the domains."""
+    """Bits per byte by (model, trained on, tested on) and seed, and the domains."""
 
     each: dict[tuple[str, str, str], dict[int, float]]
     names: tuple[str, ...]
@@ -254,7 +256,7 @@ def _matrix(found: _Bits, model: str) -> ReportTable:
     ]
     said = interval_note(max((len(each) for each in found.each.values()), default=0))
     bound = "" if model == "AR" else "; ≤ marks a bound"
-    note = f"Bits a byte of held-out text, rows: trained on, columns: tested on. {said}{bound}."
+    note = f"Bits per byte of held-out text, rows: trained on, columns: tested on. {said}{bound}."
     columns = ("trained on", *(f"on {_called(name)}" for name in found.names))
     return ReportTable(
         f"{model}, trained on one and tested on all", note, columns, rows, ("", *["low"] * len(found.names))
@@ -271,8 +273,8 @@ def _transfer(found: _Bits) -> ReportTable:
         means = [over_runs(list(each.values())) if each else None for each in ratios.values()]
         rows.append([_called(homes[0]) if len(homes) == 1 else "all", *means, gap])
     note = (
-        "Bits a byte on the other domains over those of the same kind of model trained there, the geometric mean: 1 is "
-        "no worse than at home. The last column is a difference of runs that share a seed."
+        "Bits per byte on the other domains over those of the same kind of model trained there, the geometric mean: 1 "
+        "is no worse than at home. The last column is a difference of runs that share a seed."
     )
     columns = ("trained on", *MODELS, "ADLM less MDLM")
     return ReportTable("How much worse away from home", note, columns, rows, ("", "low", "low", "low", ""))
@@ -287,7 +289,7 @@ def _gains(found: _Bits) -> ReportTable:
         rows.append([_called(name), *means, found.gain([(name, name)]), found.gain(away)])
     home, elsewhere = (found.gain(found.pairs(away=away)) for away in (False, True))
     rows.append(["all", None, None, home, elsewhere])
-    note = "Bits a byte on held-out text of each domain; below 0 anchoring helps. MDLM has ADLM's cost."
+    note = "Bits per byte on held-out text of each domain; below 0 anchoring helps. MDLM has ADLM's cost."
     columns = ("tested on", "MDLM from there", "ADLM from there", "ADLM less MDLM", "the same, trained elsewhere")
     return ReportTable("What anchoring is worth", note, columns, rows)
 
@@ -311,7 +313,7 @@ def _away(found: _Bits) -> str:
     gain = found.gain(found.pairs(away=True))
     if not means or gain is None:
         return ""
-    told = "" if significant(gain) else ", which seeds do not tell from none"
+    told = "" if significant(gain) else ", which is not significant"
     return f"Away from home, texts take {means} times the bits; anchoring changes them by {gain} bits per byte{told}."
 
 

@@ -33,14 +33,16 @@ _REFERENCE = ", reference"
 
 @dataclass(frozen=True)
 class Efficiency(Study):
-    """Args:
-    corpus: by its name at the scale; by default kjv where the scale has it, or its first one.
-    training_steps: the scale's own by default.
-    rows: held-out rows to score on.
-    rounds: in which training steps take turns.
-    sampling_rounds: in which samplers do.
-    sampling_steps: of ancestral sampling.
-    texts: written at a time.
+    """The study of what training and sampling cost, with reference implementations.
+
+    Args:
+        corpus: by its name at the scale; by default kjv where the scale has it, or its first one.
+        training_steps: the scale's own by default.
+        rows: held-out rows to score on.
+        rounds: in which training steps take turns.
+        sampling_rounds: in which samplers do.
+        sampling_steps: of ancestral sampling.
+        texts: written at a time.
     """
 
     name: ClassVar[str] = "efficiency"
@@ -171,12 +173,12 @@ def _name(method: Result) -> str:
 
 
 def _ms(method: Result, sampling: Result) -> float:
-    """Milliseconds a text."""
+    """Milliseconds per text."""
     return float(1000 * median(method["seconds"]) / sampling["texts"])
 
 
 def _speed(method: Result, sampling: Result) -> float:
-    """Tokens a second."""
+    """Tokens per second."""
     return float(sampling["texts"] * sampling["length"] / median(method["seconds"]))
 
 
@@ -287,4 +289,6 @@ def _sampling_words(sampling: Result | None) -> list[str]:
     shown = [name for name in last if not name.endswith(_REFERENCE)]
     speeds = ", ".join(f"{name} {_speed(last[name], sampling):,.0f}" for name in shown)
     reference = ", ".join(f"{_times(last, f'{name}{_REFERENCE}', name)} ({name})" for name in shown)
-    return [f"Tokens a second, at {last[shown[0]]['steps']} steps: {speeds}. The reference takes {reference} as long."]
+    return [
+        f"Tokens per second, at {last[shown[0]]['steps']} steps: {speeds}. The reference takes {reference} as long."
+    ]

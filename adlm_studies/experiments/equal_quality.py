@@ -60,6 +60,7 @@ def _seconds_per_token(model: str, result: Result, steps: Result | None) -> floa
 
 
 def needed_table(needed: Needed) -> ReportTable:
+    """The table of what each model needs to reach equal quality."""
     rows: list[list[Cell]] = []
     base = needed.get(MDLM, {})
     for model, by_seed in needed.items():
@@ -116,6 +117,7 @@ def curves_over_cost(trained: Sequence[StepOutcome], steps: Result | None) -> li
 
 
 def needed_words(needed: Needed) -> list[str]:
+    """A sentence about what ADLM needs to reach the quality of the MDLM of equal cost."""
     by_seed = needed.get(ADLM)
     if not by_seed or MDLM not in needed:
         return []

@@ -58,7 +58,7 @@ _CALLED = {
 }
 _DRAWN = tuple(_CALLED)[:4]
 _RISES = {"perplexity": False, "mauve": True, "flawless": True}
-# What is drawn in one chart: as many lines as there are colours.
+# What is drawn in one chart: as many lines as there are colors.
 _AR, _MDLM = ("AR", "left-to-right"), ("MDLM", "ancestral")
 _FAMILIES = {
     "masking again": (_AR, *(("ADLM", each) for each in ("ancestral", *RULES))),
@@ -87,7 +87,7 @@ class MeasureRealText(StudyWork):
         if len(table) < 2 * self.texts:
             asked = f"asked for {2 * self.texts} held-out rows of {corpus.source}"
             raise DataError(asked, f"{len(table)} of them", f"ask for at most {len(table) // 2} texts", subject="texts")
-        # From all over the split, in which neighbours may be of one document.
+        # From all over the split, in which neighbors may be of one document.
         chosen = np.linspace(0, len(table) - 1, 2 * self.texts).astype(np.int64)
         begin, end = model.config.packing.frame(model.tokenizer.roles)[0], model.tokenizer.roles.eos_id
         rows = [row[len(begin) :] for row in table.tokens(chosen).tolist()]
@@ -157,14 +157,16 @@ def _measured(judge: Judge, real: NDArray[np.float32], texts: Sequence[str], cor
 
 @dataclass(frozen=True)
 class Generation(Study):
-    """Args:
-    corpus: by its name at the scale; the first there by default.
-    samplers: of `SAMPLERS`, all by default. MDLM is sampled with those that are in `SHARED` too.
-    grid: numbers of steps; the scale's own by default. Rules that mask again take every other one.
-    texts: of each setting; the scale's own by default.
-    judge: as in `adlm evaluate generation`; by default a model of the study's own, at paper scale GPT-2 large.
-    training_steps: the scale's own by default.
-    rows: held-out rows that models are scored on.
+    """The study of how good samples are and what they cost, for every sampler and several numbers of steps.
+
+    Args:
+        corpus: by its name at the scale; the first there by default.
+        samplers: of `SAMPLERS`, all by default. MDLM is sampled with those that are in `SHARED` too.
+        grid: numbers of steps; the scale's own by default. Rules that mask again take every other one.
+        texts: of each setting; the scale's own by default.
+        judge: as in `adlm evaluate generation`; by default a model of the study's own, at paper scale GPT-2 large.
+        training_steps: the scale's own by default.
+        rows: held-out rows that models are scored on.
     """
 
     name: ClassVar[str] = "generation"
@@ -384,7 +386,7 @@ def _winner(written: Sequence[StepOutcome], measure: str, budget: int) -> str:
     plain = f"{here[0].labels['model']}, ancestral"
     for mean, other in (pair for pair in ranked[1:] if _named(pair[1]) == plain):
         told = significant(_gap(_values(here, measure), _values(other, measure)))
-        found += f" (ancestral: {mean}{'' if told else '; seeds do not tell them apart'})"
+        found += f" (ancestral: {mean}{'' if told else '; not significantly different'})"
     return f"{found}."
 
 

@@ -63,7 +63,7 @@ class RuleFromData(ABC):
 
     @abstractmethod
     def make(self, data: Prepared, recipe: AnchorRule) -> AnchorRule:
-        """From prepared data, and the recipe's own rule where as many anchors are to be marked."""
+        """The rule, made from prepared data, and from the recipe's own rule if as many anchors are to be marked."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class HighTfIdf(RuleFromData):
 
 @dataclass(frozen=True)
 class RandomTokens(RuleFromData):
-    """As many as the recipe's rule marks, wherever they are."""
+    """Random tokens, as many as the recipe's rule marks."""
 
     def make(self, data: Prepared, recipe: AnchorRule) -> AnchorRule:
         return RandomFraction(marked(recipe, data.train))

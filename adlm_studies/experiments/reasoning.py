@@ -239,12 +239,14 @@ def _callbacks(context: StepContext) -> Callable[[CurriculumStage, int, int], Ab
 
 @dataclass(frozen=True)
 class Reasoning(Study):
-    """Args:
-    tasks: by name; by default those that the scale has a budget for, GSM8K only where its files are.
-    methods: by name; all by default.
-    bases: kinds of fresh models (ar, a2r, adlm), or models to begin with. The first is given every method, the others
-        are anchored, on the first task alone; a diffusion model writes its chain without anchors too.
-    epochs: times the scale's own.
+    """The study of whether anchored chain of thought helps, with one model and one budget.
+
+    Args:
+        tasks: by name; by default those that the scale has a budget for, GSM8K only where its files are.
+        methods: by name; all by default.
+        bases: kinds of fresh models (ar, a2r, adlm), or models to begin with. The first gets every method, the others
+            are anchored, on the first task alone; a diffusion model writes its chain without anchors too.
+        epochs: times the scale's own.
     """
 
     name: ClassVar[str] = "reasoning"

@@ -161,7 +161,7 @@ def _needed_table(curves: Sequence[Curve], sizes: Sequence[int], values: int) ->
     note = (
         "Training rows until the excess stays below a fifth of the entropy, between two counts by a straight line of "
         "logarithms. The growth is fitted where that was reached within the rows tried. The theory is one of tables: "
-        "anchored ones have K^(d + 1) entries a place, those with full context K^L whatever d is. It counts entries; "
+        "anchored ones have K^(d + 1) entries per position, those with full context K^L for any d. It counts entries; "
         "tables with full context are filled from the likeliest entries on, of which there are about exp(entropy)."
     )
     columns = ("model", *(f"d = {d}" for d in sizes), "growth for each anchor", "by the theory of tables")
@@ -181,7 +181,7 @@ def _last_table(curves: Sequence[Curve], sizes: Sequence[int]) -> ReportTable:
 
 
 def lead(curves: Sequence[Curve], values: int) -> str:
-    """What was found, from the numbers."""
+    """The findings in words, from the numbers."""
     models = _models(curves)
     growths = {model: _growth(mine) for model, mine in models.items()}
     said = [f"{model} {growth}" for model, growth in growths.items() if growth is not None]

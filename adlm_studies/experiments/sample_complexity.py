@@ -48,7 +48,7 @@ ARMS: dict[str, tuple[str, Placing]] = {
 
 
 class ProcessSize(NamedTuple):
-    """Of a scale: the processes, how many rows are learned from, and the networks.
+    """The sizes of a scale: the processes, the numbers of training rows, and the networks.
 
     Args:
         tables: row counts for tables, which are cheaper than networks.
@@ -105,7 +105,7 @@ class TrainOnProcess(StudyWork):
         model, *_ = load_model(context.folder / BEST)
         law, test = process.exact(), process.rows("test")
         nats = table_perplexity(model, test, draws=self.draws, batch=256).nats_per_row.mean
-        # Against the true law on the same rows: most of the chance in which rows were drawn cancels out.
+        # Against the true law on the same rows: most of the randomness of which rows were drawn cancels out.
         true = float(law.nats(test.values(np.arange(len(test)))).mean())
         shutil.rmtree(context.folder)  # there are hundreds, of seconds each
         return {
@@ -151,12 +151,14 @@ class FillTables(StudyWork):
 
 @dataclass(frozen=True)
 class SampleComplexity(Study):
-    """Args:
-    anchors: sizes of the anchor set; the scale's own by default, as what follows.
-    counts: training rows for networks.
-    tables: training rows for tables.
-    arms: networks, by name.
-    training_steps: at most.
+    """The study of how many samples a model needs on processes with a known anchor set.
+
+    Args:
+        anchors: sizes of the anchor set; the scale's own by default, as what follows.
+        counts: training rows for networks.
+        tables: training rows for tables.
+        arms: networks, by name.
+        training_steps: at most.
     """
 
     name: ClassVar[str] = "sample-complexity"
@@ -210,8 +212,8 @@ class SampleComplexity(Study):
 
 
 def _run(name: str, kind: str, process: AnchoredProcess, size: ProcessSize, seed: int) -> Run:
-    """As the runs for a CPU in `recipes/small.py` are. The residual stream goes on from stage to stage, and the stages
-    of ADLM have the layers of the others between them, so that all cost the same but for a norm and anchors' logits.
+    """A run like those for a CPU in `recipes/small.py`. The residual stream continues between stages, and the stages of
+    ADLM have the layers of the others between them, so that all cost the same but for a norm and anchors' logits.
     """
     stack = StackConfig(size.width, max(1, size.width // 32), size.layers, convolution=5, query_key_norm=True)
     last, masking = max(1, size.layers // 4), CountMasking()

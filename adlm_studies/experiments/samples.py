@@ -28,7 +28,7 @@ class RecordSample(StudyWork):
 
 
 def player_of(result: Mapping[str, Any]) -> Player:
-    """What `RecordSample` found."""
+    """The recording that `RecordSample` made."""
     data = dict(result["player"])
     frames = [Frame(**frame) for frame in data.pop("frames")]
     return Player(**data, frames=frames)

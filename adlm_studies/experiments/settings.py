@@ -30,7 +30,7 @@ STEPS, TOKENS = 600, 2048
 
 
 def corpora(scale: str) -> tuple[str, ...]:
-    """Those that a scale has runs for."""
+    """The corpora that a scale has runs for."""
     return tuple(NANO if scale == "nano" else _SMALL if scale == "small" else _PAPER)
 
 

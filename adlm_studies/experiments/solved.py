@@ -68,6 +68,7 @@ def _words(runs: Sequence[StepOutcome]) -> list[str]:
 
 
 def solved_table(task: str, outcomes: Sequence[StepOutcome], lessons: Sequence[StepOutcome]) -> ReportTable:
+    """The table of problems solved by each method."""
     grouped, published = _rows(outcomes), _PUBLISHED.get(task)
     rows: list[list[Cell]] = []
     for (base, method), runs in grouped.items():
@@ -117,6 +118,7 @@ def _how(task: str, outcomes: Sequence[StepOutcome], lessons: Sequence[StepOutco
 
 
 def one_problem(task: str, outcomes: Sequence[StepOutcome]) -> Texts:
+    """One problem with the answers of the methods, as a section of the report."""
     texts = []
     for (base, method), runs in _rows(outcomes).items():
         shown = runs[0].result["shown"]
@@ -153,7 +155,7 @@ def _rows_by_task(outcomes: Sequence[StepOutcome]) -> dict[tuple[str, str], list
 
 
 def in_words(task: str, outcomes: Sequence[StepOutcome]) -> str:
-    """How anchored chain of thought stands to a plain one and to Coconut, as far as the intervals say."""
+    """How anchored chain of thought compares with a plain one and with Coconut, as far as the intervals tell."""
     grouped, base = _rows(outcomes), outcomes[0].labels["base"]
     ours = grouped.get((base, "anchored"))
     said = []
@@ -162,7 +164,8 @@ def in_words(task: str, outcomes: Sequence[StepOutcome]) -> str:
         difference = _difference(ours, theirs) if ours and theirs else None
         if not ours or not theirs or difference is None:
             continue
-        more = "more" if difference.low > 0 else "less" if difference.high < 0 else "neither surely more nor less"
+        unclear = "neither significantly more nor fewer"
+        more = "more" if difference.low > 0 else "fewer" if difference.high < 0 else unclear
         tokens = [sum(each.result["tokens_written"] for each in group) / len(group) for group in (ours, theirs)]
         written = f"{tokens[0]:.0f} tokens written, there {tokens[1]:.0f}"
         said.append(f"{more} than {other} ({difference} points; {written})")
@@ -170,7 +173,7 @@ def in_words(task: str, outcomes: Sequence[StepOutcome]) -> str:
 
 
 def size_chart(task: str, outcomes: Sequence[StepOutcome]) -> Chart:
-    """How many problems of each size are solved by the models that were trained on the largest."""
+    """A chart of the problems of each size solved by models that were trained on the largest."""
     series = []
     grouped = _rows(outcomes)
     several = len({base for base, _ in grouped}) > 1

@@ -30,7 +30,7 @@ def significant(difference: Interval | None) -> bool:
 
 
 def interval_note(seeds: int) -> str:
-    """What ± is, for the note of a table."""
+    """The meaning of ±, for the note of a table."""
     return f"± is a 95 % interval over {seeds} seeds (Student's t)" if seeds > 1 else "One seed, and so no intervals"
 
 

@@ -51,7 +51,7 @@ class StepOutcome(NamedTuple):
 
 
 class StepContext(NamedTuple):
-    """Where a step runs.
+    """The context in which a step runs.
 
     Args:
         root: the folder of the study.
@@ -77,7 +77,7 @@ class StepContext(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyWork(ABC):
-    """What a step does, as a value: everything that decides the result is in its fields.
+    """The work of a step, as a value: everything that decides the result is in its fields.
 
     `alone`: no other step may run at the same time, because it measures time.
     """
@@ -132,7 +132,7 @@ class Study(ABC):
 
     @abstractmethod
     def steps(self) -> Sequence[StudyStep]:
-        """All steps; what a step needs comes before it."""
+        """All steps, each after those that it needs."""
 
     @abstractmethod
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:

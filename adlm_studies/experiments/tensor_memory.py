@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most bytes that tensors made by `work` have at a time; those that were there before do not count.
+    """The peak number of bytes in tensors made by `work`; earlier tensors do not count.
 
     What an operation needs inside itself, and what allocators and libraries hold on to, is not seen.
     """

@@ -1,7 +1,7 @@
 """What steps of training and texts take: seconds, operations, bytes.
 
 All that is compared runs in turn, round after round, in one process: machines are not quiet, and what disturbs one
-disturbs its neighbours in the round.
+disturbs its neighbors in the round.
 """
 
 import time
@@ -44,7 +44,7 @@ from adlm_studies.reference import (
 
 
 def in_turn(work: Mapping[str, Callable[[int], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each, in every round. Each is told the number of the round."""
+    """The seconds of each function in every round. Each receives the number of the round."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds):
         for name, call in work.items():
@@ -260,7 +260,7 @@ def _of_samples(model: TextModel, method: _Method, samples: Sequence[Sample], te
 def text_work(
     network: NetworkConfig, vocabulary: Vocabulary, length: int, *, passes: float, anchor_passes: float
 ) -> float:
-    """Of one text of `length` tokens, whose logits are each made once. What is derived from weights once is left out.
+    """The operations of one text of `length` tokens, with each logit made once and derived weights left out.
 
     Args:
         passes: of the row through the network, its last stage where there are two.

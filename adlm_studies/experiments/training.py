@@ -115,7 +115,7 @@ def _held_out(corpus: Corpus) -> tuple[Source, str]:
 
 
 def splits_of(source: Source, train: str | None = None) -> tuple[str, str]:
-    """What is trained on, by default what the source calls its training split, and what is scored."""
+    """The split to train on, by default the source's training split, and the split to score."""
     train = train or source.splits[0]
     held = next((split for split in _HELD_OUT if split in source.splits and split != train), None)
     if held is None:

@@ -1,6 +1,6 @@
 """What a text answers, and how sure one can be of a fraction of right answers, or of the difference of two.
 
-Intervals are closed forms: Wilson's (1927) of a fraction; Bonett and Price's (2012) of the difference of two shares
+Intervals are closed forms: Wilson's (1927) of a fraction; Bonett and Price's (2012) of the difference of two fractions
 that were measured on the same problems. McNemar's test is the exact one.
 """
 
@@ -52,7 +52,7 @@ def last_sentence(text: str) -> str | None:
 
 
 class Accuracy(NamedTuple):
-    """How many of some problems were answered right."""
+    """The number of problems that were answered correctly, out of how many."""
 
     correct: int
     count: int  # type: ignore[assignment] # a tuple's method of that name is of no use here
@@ -63,7 +63,7 @@ class Accuracy(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval: all p with |share - p| <= z sqrt(p (1 - p) / count). No problems tell nothing."""
+        """Wilson's 95 % interval: all p with |fraction - p| <= z sqrt(p (1 - p) / count). No problems tell nothing."""
         if not self.count:
             return 0.0, 1.0
         n, fraction, z = self.count, self.fraction, _Z
@@ -109,6 +109,7 @@ def marks(task: Task, texts: Sequence[str], problems: Sequence[Problem]) -> list
 
 
 def accuracy(right: Sequence[bool]) -> Accuracy:
+    """The accuracy of a list of right and wrong answers."""
     return Accuracy(sum(right), len(right))
 
 

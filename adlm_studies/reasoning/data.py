@@ -104,7 +104,7 @@ class ReasoningData(DataConfig):
 
 
 def unknown_fraction(table: "ReasoningTable", tokenizer: Tokenizer) -> float:
-    """Of the rows' tokens, how many stand for words that the tokenizer has not."""
+    """The fraction of the rows' tokens that stand for words unknown to the tokenizer."""
     unknown = tokenizer.backend.token_to_id(UNKNOWN)
     return 0.0 if unknown is None else table.fraction(unknown)
 
@@ -123,7 +123,7 @@ def read_problems(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
 
 
 def distinct(problems: Sequence[Problem]) -> Sequence[Problem]:
-    """Every question once: of small generated tasks some are drawn repeatedly, and a repetition is no evidence."""
+    """The problems without repeated questions: small generated tasks draw some repeatedly."""
     found: dict[str, Problem] = {}
     for problem in problems:
         found.setdefault(problem.question, problem)
@@ -259,7 +259,7 @@ class ReasoningTable(Table):
         return (place >= 0) & (place < self._given[rows][:, None])
 
     def targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """[N, length]: what the feature of a column is to predict beside its token, -1 where nothing."""
+        """The extra target [N, length] of the feature at a column, besides its token; -1 means none."""
         if not self.thoughts or (self._targets < 0).all():
             return None
         out = np.full((len(rows), self._length), -1, np.int64)
@@ -279,7 +279,7 @@ class ReasoningTable(Table):
         return found
 
     def fraction(self, token: int) -> float:
-        """Of all tokens that are this one."""
+        """The fraction of all tokens that are this one."""
         return float((self._tokens == token).mean())
 
     def _positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

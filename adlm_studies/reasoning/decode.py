@@ -32,7 +32,7 @@ class ThoughtPrediction(NamedTuple):
 
 
 class WrittenAnswer(NamedTuple):
-    """What a model wrote after a question.
+    """The text that a model wrote after a question.
 
     Args:
         tokens: written, the end token among them; thoughts are not.
@@ -49,7 +49,7 @@ class WrittenAnswer(NamedTuple):
 
 
 class SolvedProblem(NamedTuple):
-    """What became of a problem; `found` is the answer in the text, None where there is none."""
+    """A problem with its outcome; `found` is the answer in the text, None if there is none."""
 
     number: int
     problem: Problem
@@ -70,7 +70,7 @@ def answer_left_to_right(
     top: int = 3,
     watch: SolveProgress | None = None,
 ) -> list[WrittenAnswer]:
-    """What the model writes for each row of a table, from what is given in it.
+    """The text that the model writes for each row of a table, after what is given in it.
 
     Args:
         fed: thoughts are read as the state of the place before.

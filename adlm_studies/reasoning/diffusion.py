@@ -20,7 +20,7 @@ from torch import Tensor
 from adlm.data.packing import Ids, Padded
 from adlm.data.table import DataConfig, PreparationCallback, Prepared
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError, DataError
+from adlm.errors import ConfigError, DataError, OutOfRange
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.canvas import Canvas
@@ -139,7 +139,7 @@ class DiffusionReasoningTable(ReasoningTable):
         return found
 
     def question(self, row: int) -> Ids:
-        """All that is given before the positions for anchors, without padding."""
+        """The given tokens before the positions for anchors, without padding."""
         numbers = np.array([row])
         before = slice(0, self.given)
         return self.tokens(numbers)[0, before][self.valid(numbers)[0, before]]
@@ -181,14 +181,14 @@ class AnchorsFirst(Unmasking):
 
 
 def between(tokens: Tensor, begin: int, end: int) -> Tensor:
-    """[B, L] bool: the positions after the last `begin` that is before the last `end`."""
+    """The positions [B, L] after the last `begin` that is before the last `end`."""
     begun = (tokens == begin).flip(-1).cumsum(-1).flip(-1) == 0
     unfinished = (tokens == end).flip(-1).cumsum(-1).flip(-1) > 0
     return begun & unfinished & (tokens != end)
 
 
 def most_confident_first() -> Ordered:
-    """One token after another, the most_confident_first first, the likeliest always."""
+    """A sampler that writes one token at a time, the most confident first and always the likeliest."""
     return Ordered(filters=(Temperature(0.0),), pace=PerStep(1))
 
 
@@ -204,7 +204,7 @@ def answer_by_denoising(
     top: int = 3,
     watch: SolveProgress | None = None,
 ) -> list[WrittenAnswer]:
-    """What a diffusion model writes for each row of a table, from the question alone.
+    """The text that a diffusion model writes for each row of a table, from the question alone.
 
     Rows are taken together where their questions have one length, since all that a row has is seen.
 
@@ -212,8 +212,9 @@ def answer_by_denoising(
         sampler: `AnchorsFirst` by default; any other unmasks anchors and the rest in its own order.
         top: so many tokens for each place for an anchor, as they look before anything is written.
     """
-    if batch < 1 or top < 1:
-        raise ConfigError("batch and top must be 1 or more", subject="batch" if batch < 1 else "top")
+    for name, value in (("batch", batch), ("top", top)):
+        if value < 1:
+            raise OutOfRange(name, value, "at least 1")
     chosen = sampler or AnchorsFirst(
         begin_id=special_token_id(tokenizer, BEGIN), end_id=special_token_id(tokenizer, END)
     )

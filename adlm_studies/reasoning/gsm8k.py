@@ -31,7 +31,7 @@ _DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 
 
 def numbers_along(steps: Sequence[str]) -> tuple[str, ...]:
-    """Operands and results of the equations in order; a result that the next equation goes on with is said once.
+    """Operands and results of the equations in order; a result that the next equation reuses is listed once.
 
     <<16-3-4=9>> <<9*2=18>> gives 16 3 4 9 2 18.
     """

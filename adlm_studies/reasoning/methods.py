@@ -50,13 +50,15 @@ class ThoughtTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class ReasoningMethod(ABC):
+    """A way to answer a question, in one or more training stages."""
+
     name: ClassVar[str]
     fed: ClassVar[bool] = False  # a thought is read as the state of the place before
     special_tokens: ClassVar[ThoughtTokens] = ThoughtTokens()
 
     @property
     def stages(self) -> int:
-        """How many there are; the last has number `stages - 1`."""
+        """The number of stages; the last has number `stages - 1`."""
         return 1
 
     def layout(self, problem: Problem, stage: int) -> ChainLayout:
@@ -85,7 +87,7 @@ class ReasoningMethod(ABC):
 
 @dataclass(frozen=True)
 class NoChain(ReasoningMethod):
-    """The answer at once."""
+    """Writes the answer at once."""
 
     name = "none"
 
@@ -95,7 +97,7 @@ class NoChain(ReasoningMethod):
 
 @dataclass(frozen=True)
 class Chain(ReasoningMethod):
-    """All steps, then the answer."""
+    """Writes all steps, then the answer."""
 
     name = "chain"
 
@@ -105,7 +107,7 @@ class Chain(ReasoningMethod):
 
 @dataclass(frozen=True)
 class Pause(NoChain):
-    """The answer after tokens that say nothing and give time (arXiv 2310.02226)."""
+    """Writes the answer after tokens without content (arXiv 2310.02226)."""
 
     name = "pause"
     special_tokens = ThoughtTokens(thought="<pause>")
@@ -121,7 +123,7 @@ class Pause(NoChain):
 
 @dataclass(frozen=True)
 class Implicit(ReasoningMethod):
-    """In stage s the first s steps are left out, and in the last one all.
+    """Leaves out the first s steps in stage s, and all in the last stage.
 
     Args:
         steps: left out one by one before the rest goes at once.
@@ -204,6 +206,7 @@ METHODS: dict[str, type[ReasoningMethod]] = {
 
 
 def find_method(name: str) -> type[ReasoningMethod]:
+    """A method by its name."""
     if name not in METHODS:
         raise UnknownName("method", name, METHODS)
     return METHODS[name]

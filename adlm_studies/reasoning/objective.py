@@ -67,7 +67,7 @@ class ThoughtCrossEntropy(Objective):
             )
 
     def corrupt(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
-        """Nothing is masked; what is written and what thoughts are told have to be predicted."""
+        """The batch without masks: the written tokens and the targets of thoughts have to be predicted."""
         clean = uncorrupted(batch)
         return clean._replace(masked=clean.masked | self._told(batch))
 

@@ -39,15 +39,15 @@ class Task(ABC):
 
     @abstractmethod
     def problems(self, split: str) -> Sequence[Problem]:
-        """Those of train, valid or test; the same in every call."""
+        """The problems of train, valid or test; the same in every call."""
 
     @abstractmethod
     def origin(self, split: str) -> str:
-        """Where the problems of a split come from, in words."""
+        """The origin of a split's problems, in words."""
 
     @abstractmethod
     def parse_answer(self, text: str) -> str | None:
-        """What a model's writing after the question answers; None where there is no answer in it."""
+        """The answer in a model's text after the question; None if there is none."""
 
     def is_correct(self, found: str | None, problem: Problem) -> bool:
         """Whether an answer that was found is the problem's."""
@@ -88,7 +88,7 @@ class GeneratedTask(Task):
         return GeneratedProblems(self, split, range(getattr(self, split)))
 
     def problem(self, split: str, number: int) -> Problem:
-        """One problem of a split, without those before it."""
+        """One problem of a split, generated without those before it."""
         dice = Random(f"{self.name} {self.seed} {split} {number}")
         while True:
             problem = self.draw(dice)
@@ -121,12 +121,13 @@ class GeneratedProblems(Sequence[Problem]):
 
 
 def check_split(split: str) -> None:
+    """Refuse a split that does not exist."""
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
 
 
 def published_folder(folder: str, name: str) -> Path | None:
-    """Where published files are: the folder that was asked for, else $ADLM_DATA/NAME if there is one."""
+    """The folder of published files: the one given, else $ADLM_DATA/NAME if it exists."""
     if folder:
         path = Path(folder).expanduser()
         if not path.is_dir():
@@ -183,4 +184,5 @@ def texts_of(record: Mapping[str, object], field: str, where: str) -> tuple[str,
 
 
 def malformed(where: str, found: str, fix: str) -> DataError:
+    """The error for a record that is not in the expected form."""
     return DataError(f"asked to read a problem at {where}", found, fix, subject=where)

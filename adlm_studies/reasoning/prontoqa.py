@@ -5,7 +5,7 @@ The published problems, which are those of Coconut (arXiv 2412.06769), all have 
     chain        Max is a c1, each c1 is a c2, ..., each c5 is (not) P
     distractors  every concept of the chain is something else too (c5 two things); Max is a d1, each d1 is a d2;
                  one further concept has the opposite of P
-    properties   eleven concepts have one, of eleven families (colour, size, ...) in which no word recurs but P
+    properties   eleven concepts have one, of eleven families (color, size, ...) in which no word recurs but P
 
 The rates of negation and the words are those of the published training file, which
 `tests/reasoning/test_prontoqa.py` compares with what is drawn here.
@@ -47,7 +47,7 @@ _NEGATED_ON_THE_WAY, _NEGATED_LAST, _NEGATED_ELSEWHERE = 0.275, 0.467, 0.33
 
 @dataclass(frozen=True)
 class ProntoQA(PublishedTask):
-    """True or false. The size is the number of hops."""
+    """The task ProntoQA: true or false. The size is the number of hops."""
 
     name = "prontoqa"
     published_size, smallest, largest = _HOPS, 1, 6

@@ -7,8 +7,8 @@ it, deep ones rather, either among what is under node 0 alone, or under node 1 a
 
 Nodes that touch nothing are dropped. The question is about the entity that has the deeper leaf to itself: is it that
 leaf, or some leaf that the other entity has to itself? The steps are a shortest way, of three to six edges. The numbers
-(28 nodes, the mean, the weights, the chances of the three kinds of parents) and the choice of the two leaves fit the
-published valid and test files, which `tests/reasoning/test_prosqa.py` compares with what is drawn here.
+(28 nodes, the mean, the weights, the probabilities of the three kinds of parents) and the choice of the two leaves fit
+the published valid and test files, which `tests/reasoning/test_prosqa.py` compares with what is drawn here.
 """
 
 import math
@@ -62,16 +62,16 @@ class Graph(NamedTuple):
     under: tuple[dict[int, int], dict[int, int]]
 
     def alone(self, side: int) -> list[int]:
-        """What is under one of the two and not under the other; the node itself too."""
+        """The nodes below one of the two roots and not below the other, including the root itself."""
         return [node for node in self.under[side] if node not in self.under[1 - side]]
 
     def leaves(self, side: int) -> list[int]:
-        """Those of them that nothing is under, without the node itself."""
+        """The nodes of `alone` with nothing below them, without the root itself."""
         inner = {parent for parents in self.parents for parent in parents}
         return [node for node in self.alone(side) if node not in inner and node != side]
 
     def way(self, side: int, node: int, dice: Random) -> list[int]:
-        """A shortest way from node 0 or 1 down to a node; one of them by chance, where there are several."""
+        """A shortest path from node 0 or 1 to a node; a random one if there are several."""
         steps, way = self.under[side], [node]
         while way[-1] != side:
             near = [parent for parent in self.parents[way[-1]] if steps.get(parent) == steps[way[-1]] - 1]
@@ -145,7 +145,7 @@ class PublishedTask(GeneratedTask, ABC):
         return super().origin(split) if path is None else f"published: {path.name}"
 
     def size(self, dice: Random) -> int:
-        """Of the next problem."""
+        """The size of the next problem."""
         return self.least if self.least == self.most else dice.randint(self.least, self.most)
 
     @property
@@ -158,7 +158,7 @@ class PublishedTask(GeneratedTask, ABC):
 
 @dataclass(frozen=True)
 class ProsQA(PublishedTask):
-    """As many training problems as the paper's. The size is the number of nodes; ways are shorter in small graphs."""
+    """The task ProsQA, with as many training problems as the paper's. The size is the number of nodes."""
 
     name = "prosqa"
     published_size, smallest, largest = NODES, 6, NODES

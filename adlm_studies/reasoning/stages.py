@@ -1,9 +1,9 @@
-"""Training in stages: one run a stage, each from the model of the stage before, with an optimiser of its own.
+"""Training in stages: one run a stage, each from the model of the stage before, with an optimizer of its own.
 
 FOLDER/stages/0, 1, ...    the runs of all stages but the last
 FOLDER                     the last: its model is the result
 
-Interrupted, it goes on: a stage that is done is known by the run stored with its model.
+An interrupted training resumes: a finished stage is recognized by the run stored with its model.
 """
 
 import json
@@ -51,7 +51,7 @@ _MOST_UNKNOWN = 0.25  # of the tokens of a task; a few rare words are no harm
 
 @dataclass(frozen=True)
 class Epochs:
-    """How long each stage lasts.
+    """The number of epochs of each stage.
 
     Args:
         first: epochs of the first stage.
@@ -74,7 +74,7 @@ class Epochs:
 
 
 class PublishedCurriculum(NamedTuple):
-    """What a task is trained with: its epochs, and methods that differ from their defaults."""
+    """The published settings of a task: its epochs, and methods that differ from their defaults."""
 
     epochs: Epochs
     methods: tuple[ReasoningMethod, ...]
@@ -102,7 +102,7 @@ def method_for(task: str, name: str) -> ReasoningMethod:
 
 @dataclass(frozen=True)
 class Curriculum:
-    """All that decides a model that reasons left to right.
+    """Everything that decides a model that reasons left to right.
 
     Args:
         network: its shape; causal.
@@ -258,7 +258,7 @@ def run_on(data: DataConfig, name: str, curriculum: Curriculum, objective: Objec
 
 
 class StartingModel(NamedTuple):
-    """What a model begins as. `objective` is that of a diffusion model, None where it writes left to right."""
+    """The model a curriculum starts from. `objective` is a diffusion model's; None if it writes left to right."""
 
     network: NetworkConfig
     objective: Objective | None
@@ -267,7 +267,7 @@ class StartingModel(NamedTuple):
 
 
 def starting_model(name: str, size: str | StackConfig = "nano") -> StartingModel:
-    """By the name of a kind, with fresh weights; or a model to begin with, of this package or of transformers.
+    """A starting model: a kind with fresh weights, or a model of this package or of transformers.
 
     Args:
         name: ar or a2r, mdlm or adlm; or a folder, or owner/name on the Hub.

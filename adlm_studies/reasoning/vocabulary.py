@@ -27,7 +27,7 @@ _DIGITS = tuple(space + str(digit) for digit in range(10) for space in ("", " ")
 
 
 def words_and_digits(texts: Iterable[str]) -> Tokenizer:
-    """Every word of the texts per token and every digit one, so that numbers never seen can be read and written."""
+    """A tokenizer with a token for every word of the texts and every digit, so that unseen numbers can be written."""
     backend = Backend(models.WordLevel(unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), "isolated")
     backend.decoder = decoders.Fuse()
@@ -39,7 +39,7 @@ def words_and_digits(texts: Iterable[str]) -> Tokenizer:
 
 
 def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer with the marks after all other ids; ids that it has stay what they are."""
+    """The tokenizer with the marks after all other ids; existing ids stay the same."""
     backend, roles = Backend.from_str(tokenizer.backend.to_str()), tokenizer.roles
     known = backend.get_vocab(with_added_tokens=True)
     if all(mark in known for mark in SPECIAL_TOKENS):

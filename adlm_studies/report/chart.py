@@ -1,6 +1,6 @@
 """Charts as SVG, drawn by matplotlib and made fit for a page: no inline styles, and points that tell their figures.
 
-Colours in the SVG are those of the light theme. A page recolours them by CSS (`palette_css`). Values that cannot be
+Colors in the SVG are those of the light theme. A page recolors them by CSS (`palette_css`). Values that cannot be
 drawn, such as one that is not finite or has no logarithm on a logarithmic axis, are left out.
 """
 
@@ -17,7 +17,7 @@ from adlm.data.shards import write_atomically
 from adlm.errors import optional_module
 from adlm_studies.report.sections import Chart, Series
 
-# Okabe and Ito's colours, which differ for every kind of colour vision, the last ones changed to be seen on the ground.
+# Okabe and Ito's colors, which differ for every kind of color vision, the last ones changed to be seen on the ground.
 LIGHT = ("#0072b2", "#d98a00", "#009e73", "#d55e00", "#b8578d", "#3e9bd3", "#222222")
 DARK = ("#56b4e9", "#e69f00", "#1fc79a", "#f0793a", "#db95be", "#8fb8ff", "#f0e442")
 _INK, _SOFT, _GRID = ("#1d2430", "#e8ebf0"), ("#5b6575", "#a3adbc"), ("#e6e9ee", "#333b47")  # light, dark
@@ -38,7 +38,7 @@ class ChartPoint(NamedTuple):
 
 
 def palette_css() -> str:
-    """The rules by which a page shows the colours of its charts in its own theme."""
+    """The rules by which a page shows the colors of its charts in its own theme."""
     pairs = [*zip(LIGHT, DARK, strict=True), _INK, _SOFT, _GRID]
     return "".join(
         f'.chart [{what}="{light}"]{{{what}:light-dark({light},{dark})}}\n'
@@ -169,7 +169,7 @@ def _described(chart: Chart, drawn: list[list[ChartPoint]]) -> str:
 
 
 def tip_text(name: str, point: ChartPoint) -> str:
-    """What a point says when it is pointed at."""
+    """The tooltip of a point."""
     interval = f" ({point.low:.4g} to {point.high:.4g})" if point.high > point.low else ""
     return f"{name}: {point.y:.4g}{interval} at {_short(point.x)}"
 

@@ -90,7 +90,7 @@ class TrainedRun:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What it was trained on, whatever folder that is in."""
+        """The training data, independent of its folder."""
         return {key: value for key, value in self.run.get("data", {}).items() if key != "folder"}
 
     @property

@@ -14,7 +14,7 @@ def inline(text: str) -> str:
 
 
 def paragraphs(text: str, name: str) -> str:
-    """One for each that an empty line sets apart."""
+    """The paragraphs of a text as HTML; empty lines separate them."""
     found = (part.strip() for part in re.split(r"\n\s*\n", text))
     return "".join(f'<p class="{name}">{inline(part)}</p>' for part in found if part)
 

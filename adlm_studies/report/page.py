@@ -34,7 +34,7 @@ def write_report(report: ReportPage, path: Path) -> None:
 
 
 def page(report: ReportPage) -> str:
-    """The whole page."""
+    """The complete HTML page of a report."""
     styles, scripts = [palette_css() + "\n".join(map(_file, _STYLES))], [_file(name) for name in _SCRIPTS]
     taken = {"top", "main"}
     names = [slug(section.title, taken) for section in report.sections]
@@ -171,7 +171,7 @@ def _(section: Player, name: str) -> str:
 
 
 def player_data(player: Player) -> dict[str, Any]:
-    """What `mountPlayer` in player.js takes, as JSON can hold it."""
+    """The argument of `mountPlayer` in player.js, as plain values for JSON."""
 
     def ranking(candidates: Any) -> list[list[Any]]:
         return [[text, round(p, 3)] for text, p in candidates if math.isfinite(p)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from adlm.errors import ConfigError
+from adlm.errors import OutOfRange
 from adlm.models.language_model import LanguageModel
 from adlm.pieces import Pieces, anchor_rule, anchors_by
 from adlm.samplers.sampler import Sampler
@@ -40,13 +40,10 @@ def record_generation(
         frames: at most so many, the empty canvas among them; steps in between are merged.
         options: of `TextModel.generate`.
     """
-    if frames < 2 or predictions < 0:
-        raise ConfigError(
-            f"asked for a recording of {frames} frames with {predictions} predictions",
-            "too few to show anything",
-            "take 2 frames or more, and 0 predictions or more",
-            subject="frames" if frames < 2 else "predictions",
-        )
+    if frames < 2:
+        raise OutOfRange("frames", frames, "at least 2")
+    if predictions < 0:
+        raise OutOfRange("predictions", predictions, "at least 0")
     watched = _Watched(model.tokenizer.mask_id)
     model.generate(prompt, sampler=sampler, seed=seed, on_step=watched, **options)  # type: ignore[arg-type]
     states = _merged(watched.states, frames)

@@ -36,9 +36,11 @@ Cell = Interval | str | float | int | None
 
 @dataclass(frozen=True)
 class Section(ABC):
-    """Args:
-    title: a heading, in words a reader of the paper knows.
-    note: a line or two below: how it was measured, what to see in it.
+    """A section of a report.
+
+    Args:
+        title: a heading, in words a reader of the paper knows.
+        note: a line or two below: how it was measured, what to see in it.
     """
 
     title: str
@@ -47,8 +49,10 @@ class Section(ABC):
 
 @dataclass(frozen=True)
 class ReportTable(Section):
-    """Args:
-    best: for each column, whether the "low"est or "high"est figure is to be marked; "" marks none.
+    """A table of a report.
+
+    Args:
+        best: for each column, whether the "low"est or "high"est figure is to be marked; "" marks none.
     """
 
     columns: Sequence[str] = ()
@@ -70,15 +74,17 @@ class Series:
 
     @classmethod
     def of(cls, name: str, points: Sequence[tuple[float, Interval]], **rest: Any) -> "Series":
-        """Of figures with their intervals."""
+        """A series of figures with their intervals."""
         x, y = [x for x, _ in points], [y for _, y in points]
         return cls(name, x, [each.value for each in y], [each.low for each in y], [each.high for each in y], **rest)
 
 
 @dataclass(frozen=True)
 class Chart(Section):
-    """Args:
-    levels: (name, y): level lines across, as an exact entropy.
+    """A chart of a report.
+
+    Args:
+        levels: (name, y): level lines across, as an exact entropy.
     """
 
     x_label: str = ""
@@ -91,8 +97,10 @@ class Chart(Section):
 
 @dataclass(frozen=True)
 class Texts(Section):
-    """Args:
-    texts: (heading, text): samples beside each other.
+    """Sample texts in a report.
+
+    Args:
+        texts: (heading, text): samples beside each other.
     """
 
     texts: Sequence[tuple[str, str]] = ()
@@ -138,8 +146,10 @@ class Code(Section):
 
 @dataclass(frozen=True)
 class ReportPage:
-    """Args:
-    lead: what was asked and found, in a sentence or two.
+    """A report: a title, a summary and sections.
+
+    Args:
+        lead: what was asked and found, in a sentence or two.
     """
 
     title: str

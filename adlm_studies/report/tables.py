@@ -15,6 +15,7 @@ _DIRECTIONS = {"low": ("↓", "lower is better"), "high": ("↑", "higher is bet
 
 
 def table(section: ReportTable) -> str:
+    """The HTML of a table."""
     width = max([len(section.columns), *(len(row) for row in section.rows)])
     best = [section.best[i] if i < len(section.best) else "" for i in range(width)]
     columns = [[row[i] if i < len(row) else None for row in section.rows] for i in range(width)]

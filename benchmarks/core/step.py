@@ -4,7 +4,7 @@
 
 Each variant adds one thing to the one before it, so that the gain of each is seen. All run in turn, round after
 round, in one process; a ratio is the median over rounds of the ratio within a round, since machines are not
-quiet. Memory is the highest resident size of a process of its own, above what it had with weights and optimiser
+quiet. Memory is the highest resident size of a process of its own, above what it had with weights and optimizer
 states in place. Tokens are drawn by Zipf's law, so that some are rare and some repeat in a row.
 """
 
@@ -127,7 +127,7 @@ SHIPPED = "fused AdamW: adlm as it is"
 
 
 def stepper(name: str, batch: Batch, corrupted: Corrupted, *, compiled: bool) -> Callable[[], float]:
-    """A function that takes one optimiser step and returns the loss per token."""
+    """A function that takes one optimizer step and returns the loss per token."""
     loss, fused = VARIANTS[name]
     network = build()
     model: nn.Module = reference_model(network) if name == "plain" else network

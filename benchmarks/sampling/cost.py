@@ -1,4 +1,4 @@
-"""What does the second stage cost? Tokens a second of AR, MDLM, ADLM and A2R, against steps and batch.
+"""What does the second stage cost? Tokens per second of AR, MDLM, ADLM and A2R, against steps and batch.
 
     python -m benchmarks.sampling.cost [--length 1024] [--rounds 3]
 
@@ -79,7 +79,7 @@ def masked_rate(model: LanguageModel, rows: int, length: int, steps: int, rounds
 
 
 def cached_rate(model: LanguageModel, rows: int, length: int, rounds: int) -> float:
-    """Tokens a second with the row half written: 33 tokens after it less 1, over 32."""
+    """Tokens per second with the row half written: 33 tokens after it less 1, over 32."""
     tokens = torch.randint(0, SIZE - 1, (rows, length // 2), generator=torch.Generator().manual_seed(0)).tolist()
 
     def seconds(more: int) -> float:

@@ -150,7 +150,7 @@ def main() -> None:
     }
     rows = []
     for steps in (1000, 128):
-        rows.append({"what": f"T={steps}, seconds a trajectory", **trajectory(steps, chosen.points)})
+        rows.append({"what": f"T={steps}, seconds per trajectory", **trajectory(steps, chosen.points)})
     rows.append({"what": "whole run, width 128, 4+2, V=8,192, L=256, T=256", **whole(256)})
     rows.append({"what": "peak MB above the weights", **memory, "ratio": memory["plain"] / memory["adlm"]})
     record(

@@ -3,7 +3,7 @@
     python -m benchmarks.sampling.stale MODEL [MODEL ...] --judge runs/demo/ar
 
 Each model writes stories out of nothing; a left-to-right model trained on the same text says how likely they are. Low
-nats alone can be had by repeating oneself, so the entropy of a story's own words stands beside them.
+repetitive text scores well on nats alone, so the entropy of a story's own words is reported too.
 """
 
 import argparse

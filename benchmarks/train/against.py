@@ -7,7 +7,7 @@ disturbs both alike; a figure is the median over rounds of the ratio within a ro
 time of the processor. With --side-by-side, the demo's models have a second figure, by the clock: two processes of this
 checkout at the same time, one thread each, against one of the other as it is started without options, with all threads
 and the precision that it chooses. That needs a machine that does nothing else: threads that wait for each other beside
-busy neighbours take many times as long.
+busy neighbors take many times as long.
 """
 
 import argparse

@@ -98,7 +98,7 @@ def killed_together(restarts: int, luck: random.Random, folder: Path) -> dict[st
         "kills": restarts,
         "of the first process": first,
         "exit code 0": ended,
-        "seconds from the kill until training went on, median and most": [
+        "seconds from the kill until training resumed, median and maximum": [
             round(statistics.median(seconds), 1),
             round(max(seconds), 1),
         ],

@@ -206,8 +206,9 @@ def test_onnx_gives_the_same_logits(name, models, tmp_path):
 def test_the_loop_in_the_documentation_writes_a_text(models, tmp_path, monkeypatch, capsys):
     for module in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(module)
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?onnxruntime.*?)^```", page, re.M | re.S)
+    page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (code,) = (block for block in blocks if "onnxruntime" in block)
     export_program(models["adlm"], tmp_path / "box-onnx", "onnx")
     monkeypatch.chdir(tmp_path)
     names: dict = {}

@@ -196,8 +196,8 @@ def test_starts_can_be_stored(start):
 
 
 def test_a_recipe_of_one_stage_becomes_the_first_of_two_as_the_guide_says(tmp_path):
-    """The pair of commands in docs/finetuning.md: the second finds its anchor stage in what the first trains."""
+    """The pair of commands in docs/training.md: the second finds its anchor stage in what the first trains."""
     change = "network.stack.input_reinjection=0"
-    assert change in Path("docs/finetuning.md").read_text(encoding="utf-8")
+    assert change in Path("docs/training.md").read_text(encoding="utf-8")
     _, folder = saved(tmp_path, with_changes(recipe("wikitext2-mdlm"), [change]).network)
     AnchorFrom(folder).apply(recipe("wikitext2-adlm").network.build(VOCABULARY), TOKENIZER)

@@ -30,20 +30,20 @@ def command(
     plot: Path | None = None,
     run: Run = RUN,
 ) -> None:
-    """How well both stages of a two-stage model predict, and what the anchors tell the denoiser.
+    """Measure how well both stages of a two-stage model predict, and what the anchors tell the denoiser.
 
-    Tables as Markdown and a picture go beside the result.
+    Tables in Markdown and a chart are written next to the result.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.
         data: a name of the catalog (`adlm prepare --list`), hub:OWNER/NAME[:CONFIG], or a file, folder or glob.
-        split: of the data, as in `adlm evaluate perplexity`.
+        split: the split to score, as in `adlm evaluate perplexity`.
         folder: where the files of a catalog name are; without it they come from the Hub.
         field: the field or column that holds the text.
-        limit: measure on the first so many rows.
-        levels: fractions of the tokens that are masked, with commas between them.
-        batch: rows that a process takes at a time.
-        plot: the picture, .svg or .png; by default beside the result.
+        limit: measure on this many rows only.
+        levels: fractions of the tokens that are masked, separated by commas.
+        batch: rows that a process computes at a time.
+        plot: the chart, .svg or .png; by default next to the result.
     """
     given = run.given("anchors", model, data, *([split] if split else []))
     text: dict[str, Any] = {"split": split, "folder": folder, "field": field, "limit": limit, "batch": batch}

@@ -15,7 +15,7 @@ from adlm.evaluate.result import Result
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How an evaluation runs."""
+    """Options that say how an evaluation runs."""
 
     seed: int = 0
     """Seed of masks and samples."""
@@ -28,14 +28,14 @@ class RunOptions:
     """Of a model on the Hub."""
 
     def given(self, *parts: str) -> dict[str, Any]:
-        """As arguments of a function; without `out` the file is named after the parts."""
+        """The options as arguments of a function; without `out` the file is named after the parts."""
         out = self.out or result_path(*parts)
         return {"seed": self.seed, "out": out, "device": self.device, "revision": self.revision}
 
 
 @dataclass(frozen=True)
 class BoundOptions:
-    """How likelihoods are estimated."""
+    """Options of likelihood estimates."""
 
     limit: int | None = None
     """Score only the first so many rows; documents with --documents."""
@@ -53,7 +53,7 @@ class BoundOptions:
 
 @dataclass(frozen=True)
 class ReferenceOptions:
-    """What texts are measured with."""
+    """Options of the judge and the reference texts."""
 
     references: str | None = None
     """Real texts to compare with: a name of the catalog (`adlm prepare --list`), hub:OWNER/NAME[:CONFIG], or a file,
@@ -107,7 +107,7 @@ def say(lines: Iterable[str]) -> None:
 
 
 def likelihood_lines(result: Result) -> list[str]:
-    """What was scored, and how."""
+    """Lines that say what was scored, and how."""
     about = result.protocol
     draws = about["estimator"]["draws"]
     how = f"≤ marks a bound, from {draws} stratified draws per row" if draws else "exact likelihood"
@@ -125,7 +125,7 @@ def likelihood_lines(result: Result) -> list[str]:
 
 
 def text_lines(about: Mapping[str, Any]) -> list[str]:
-    """How texts were judged."""
+    """Lines that say how texts were judged."""
     lines = [
         f"judge {about['judge']}: {about['tokens']}",
         f"{about['length']}; {about['first_token']}; end token {about['end_token']}",
@@ -138,7 +138,7 @@ def text_lines(about: Mapping[str, Any]) -> list[str]:
 
 
 def closing(result: Result, out: Path) -> list[str]:
-    """The notes of a result, and where it is."""
+    """Lines with the notes of a result, and where it was written."""
     return [*(f"note: {note}" for note in result.notes), f"written to {out}"]
 
 

@@ -29,12 +29,12 @@ def command(
 
     Args:
         first: a file that `adlm evaluate` wrote.
-        second: another.
+        second: another such file.
         item: compare only these numbers, as in --item nats; by default all that both have.
         allow: a part of the protocol that may differ, as in --allow rows.
-        resamples: of the bootstrap.
-        level: of its interval.
-        seed: of the bootstrap.
+        resamples: number of bootstrap resamples.
+        level: level of the bootstrap interval.
+        seed: seed of the bootstrap.
         out: also write the comparison to this file, as JSON.
     """
     settings: dict[str, Any] = {"resamples": resamples, "level": level, "seed": seed, "out": out}

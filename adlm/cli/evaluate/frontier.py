@@ -30,14 +30,14 @@ def command(
     measured: References = REFERENCES,
     run: Run = RUN,
 ) -> None:
-    """Generative perplexity, entropy, MAUVE and speed over samplers and steps: a table, a picture, JSON.
+    """Measure generative perplexity, entropy, MAUVE and speed over samplers and steps: a table, a chart, JSON.
 
-    Speeds are those of this machine with whatever else runs on it. A .svg and a .png go beside the result.
+    Speeds depend on this machine and its load. A .svg and a .png are written next to the result.
 
     Args:
         model: the folder of a masked model, or its name on the Hugging Face Hub.
-        steps: 16..1024 doubles; 16,64,256 is just these.
-        samplers: by name, with commas between; each gets every number of steps.
+        steps: 16..1024 doubles from 16 to 1024; 16,64,256 lists them.
+        samplers: names, separated by commas; each gets every number of steps.
         set: an option for all samplers, that of the AR model too, as in --set top_p=0.9.
         ar: a left-to-right model for comparison.
     """
@@ -62,7 +62,7 @@ def _show(result: Result, out: Path) -> None:
 
 
 def steps_of(text: str) -> tuple[int, ...]:
-    """As numbers: 16..128 is 16, 32, 64, 128, and 16,100 is just these."""
+    """Numbers of steps from text: 16..128 is 16, 32, 64, 128, and 16,100 is 16 and 100."""
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))

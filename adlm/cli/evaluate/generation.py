@@ -28,7 +28,7 @@ def command(
     measured: References = REFERENCES,
     run: Run = RUN,
 ) -> None:
-    """Generative perplexity, entropy, variety, repetition, copies and MAUVE of texts, and the same of real ones.
+    """Measure generative perplexity, entropy, variety, repetition, copies and MAUVE of texts and of references.
 
     Texts are written next to the result.
 
@@ -38,7 +38,7 @@ def command(
         training: text that the model was trained on, named as references are; its split train is searched for what
             texts share with it.
         sampler: by name, as in `adlm sample`; by default the plain one of the model's kind.
-        steps: of the sampler.
+        steps: number of sampler steps.
         block_size: write from left to right in blocks of this many tokens, as in `adlm sample`.
         set: any option of the sampler, as in --set eta=0.02.
     """

@@ -28,14 +28,14 @@ def command(
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     run: Run = RUN,
 ) -> None:
-    """How often a model restores a word, a phrase of three words or a sentence that was cut out of a held-out text.
+    """Measure how often a model restores a word, a phrase of three words or a sentence cut from a held-out text.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.
         data: held-out text, named as in `adlm evaluate perplexity`.
-        n: texts.
+        n: number of texts.
         best_of: fillings to choose from, by the likelihood of the whole text read from left to right.
-        split: of the data; by default test, or the last there is.
+        split: the split to score; by default test, or the last one.
         folder: where the files of a catalog name are; without it they come from the Hub.
         field: the field or column that holds the text.
         sampler: by name, as in `adlm infill`; by default surest first, the likeliest token at each step.

@@ -31,18 +31,18 @@ def command(
     bound: Bound = BOUND,
     run: Run = RUN,
 ) -> None:
-    """Perplexity and bits of held-out text: exact for left-to-right models, else the clean bound with its error.
+    """Measure perplexity and bits of held-out text: exact for left-to-right models, else a bound with its error.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.
         data: a name of the catalog (`adlm prepare --list`), hub:OWNER/NAME[:CONFIG], or a file, folder or glob. Files
             are scored as a whole, unless the names in a folder tell splits.
-        split: of the data; by default test, or the last there is. Files without splits are then cut as for training.
+        split: the split to score; by default test, or the last one. Files without splits are then cut as for training.
         protocol: measure as published: lm1b, openwebtext or text8. It decides split and rows, and has to fit the model.
         folder: where the files of a catalog name are; without it they come from the Hub.
         field: the field or column that holds the text; several as in title,description; numbers, as in 2,3, if a CSV
             file has no header line.
-        detokenizer: undo a corpus's tokenisation, by name.
+        detokenizer: undo a corpus's tokenization, by name.
         documents: score each document on rows of its own, longer ones in windows.
         stride: with --documents: tokens from one window to the next; what they share is context and scored once.
     """

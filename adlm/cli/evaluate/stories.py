@@ -27,15 +27,15 @@ def command(
     batch: int = 64,
     run: Run = RUN,
 ) -> None:
-    """How far a model of generated stories is from the process that writes them, and what is wrong with its own.
+    """Measure how far a model of generated stories is from the true process, and what is wrong with its samples.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.
         stories: fresh ones, to score.
-        samples: stories that the model writes. They go beside the result, as .samples.jsonl.
+        samples: stories that the model writes. They are written next to the result, as .samples.jsonl.
         draws: noise levels per story, for bounds.
         sampler: by name, as in `adlm sample`.
-        steps: of the sampler.
+        steps: number of sampler steps.
         block_size: write, and score if the model reads blocks, in blocks of this many tokens.
         set: any option of the sampler, as in --set temperature=0.8.
         batch: stories that a process scores at a time.

@@ -27,16 +27,16 @@ def command(
     bound: Bound = BOUND,
     run: Run = RUN,
 ) -> None:
-    """Perplexity on texts that a model was not trained on, detokenised and wrapped into its rows as published.
+    """Measure perplexity on texts a model was not trained on, detokenized and wrapped into rows as published.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.
-        sets: which, as in ptb,lambada; by default all: lambada, ptb, wikitext, lm1b, ag_news, pubmed, arxiv.
+        sets: names, as in ptb,lambada; by default all: lambada, ptb, wikitext, lm1b, ag_news, pubmed, arxiv.
         data_dir: a folder with a folder per set; without it they come from the Hub.
         split: this one of every set; by default the published one, or what files have, and the table says so.
         skip_missing: leave out sets that are not found, instead of stopping before anything is scored.
-        published: show published figures too. They are of models with GPT-2's tokens, rows of 1,024 and OpenWebText,
-            and comparable with no others.
+        published: also show published figures. They are comparable only with models trained on OpenWebText with GPT-2's
+            tokens and rows of 1,024.
     """
     given = run.given("zero-shot", model, *blocks_part(bound.block_size))
     which: dict[str, Any] = {"sets": names(sets), "data_dir": data_dir, "split": split, "skip_missing": skip_missing}

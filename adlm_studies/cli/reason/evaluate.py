@@ -28,17 +28,17 @@ def command(
     texts: Path | None = None,
     device: str = "auto",
 ) -> None:
-    """Accuracy on problems that a model was not trained on, with its 95 % interval, and the tokens it wrote.
+    """Measure accuracy on held-out problems, with its 95 % interval and the number of tokens written.
 
     Args:
         run: the folder of a model that `adlm reason train` trained.
         split: test, valid or train.
         data: the folder with the task's files, if not where they were in training.
-        problems: take only the first so many.
+        problems: take only this many problems, the first ones.
         limit: tokens to write at most; by default a few more than the longest solution has.
         plain: a diffusion model unmasks anchors and the rest in one order, instead of anchors first.
         batch: problems at a time.
-        seed: of the sampler of a diffusion model.
+        seed: seed of a diffusion model's sampler.
         out: the result, as JSON, with one figure per problem; by default in runs/evaluate.
         texts: also write the answers to this file, one JSON object per line.
         device: auto, cpu, cuda or mps.

@@ -27,14 +27,14 @@ def command(
     plain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     device: str = "auto",
 ) -> None:
-    """A problem, what each thought of a model predicted, what it wrote, and whether that is right.
+    """Show a problem, what each thought of a model predicted, what it wrote, and whether that is right.
 
     Args:
         run: the folder of a model that `adlm reason train` trained.
-        number: of the problem in its split, from 0.
+        number: number of the problem in its split, from 0.
         split: test, valid or train.
         data: the folder with the task's files, if not where they were in training.
-        plain: a diffusion model unmasks in one order of its own, instead of anchors first.
+        plain: a diffusion model unmasks everything in one order, instead of anchors first.
         device: auto, cpu, cuda or mps.
     """
     _, model, config = load_reasoner(run, files=data, device=device)

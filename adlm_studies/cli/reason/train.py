@@ -47,7 +47,7 @@ def command(
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     device: str = "auto",
 ) -> None:
-    """Train a model to answer the questions of a task, stage by stage, or go on where it was stopped.
+    """Train a model to answer the questions of a task, stage by stage, or resume an interrupted training.
 
     Args:
         task: gsm8k, gsm8k-equations, prosqa, prontoqa, or one that is generated: arithmetic, graph.
@@ -59,12 +59,12 @@ def command(
         data: the folder with the task's files, where it has any.
         scale: of the published epochs: 0.1 trains a tenth as long.
         batch_size: problems per step.
-        problems: train on the first so many; 0: all.
-        held_out: validate on the first so many; 0: all.
+        problems: train on this many problems, the first ones; 0: all.
+        held_out: validate on this many problems, the first ones; 0: all.
         longest: leave out problems of more tokens than this; 0: none.
-        best: go on from the model of each stage that validated best, instead of the last.
+        best: continue with the best validated model of each stage instead of the last.
         set: change anything else, as in --set method.most=3 --set anchor_weight=0.5 --set train.optimizer=AdamW.
-        seed: of weights and order.
+        seed: seed of weights and data order.
         dry_run: print the stages and stop.
         device: auto, cpu, cuda or mps.
     """

@@ -111,9 +111,9 @@ def outcomes_of(nats):
 @pytest.mark.parametrize(
     ("ours", "said"),
     [
-        ((2.0, 3.5, 2.5), "surely lower on none, surely higher on none of 1"),
-        ((2.5, 3.51, 2.49), "surely lower on 1, surely higher on none of 1"),
-        ((3.5, 4.51, 3.49), "surely lower on none, surely higher on 1 of 1"),
+        ((2.0, 3.5, 2.5), "significantly lower on none, significantly higher on none of 1"),
+        ((2.5, 3.51, 2.49), "significantly lower on 1, significantly higher on none of 1"),
+        ((3.5, 4.51, 3.49), "significantly lower on none, significantly higher on 1 of 1"),
     ],
 )
 def test_the_lead_says_only_what_seeds_tell(ours, said):

@@ -181,7 +181,7 @@ def test_a_tiny_study_goes_from_text_to_report(monkeypatch, tmp_path):
         Chart,
     ]
     assert "A training step of ADLM takes" in report.lead
-    assert "Tokens a second, at 4 steps: MDLM, same cost" in report.lead
+    assert "Tokens per second, at 4 steps: MDLM, same cost" in report.lead
     assert "For what MDLM writes at 4 steps" in report.sections[-1].note
     for section in report.sections:
         if isinstance(section, ReportTable):

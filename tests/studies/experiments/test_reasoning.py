@@ -101,9 +101,9 @@ def test_the_lead_says_more_only_beyond_the_interval():
     assert "solves more than a plain one" in lead(always)
     assert "20 tokens written, there 40" in lead(always)
     sometimes = [outcome("prosqa", "anchored", seed, [True] * 40 if seed == 0 else half, 20.0) for seed in range(3)]
-    assert "neither surely more nor less" in lead(sometimes)
+    assert "neither significantly more nor fewer" in lead(sometimes)
     never = [outcome("prosqa", "anchored", seed, [False] * 40, 20.0) for seed in range(3)]
-    assert "solves less than a plain one" in lead(never)
+    assert "solves fewer than a plain one" in lead(never)
 
 
 def test_seeds_that_agree_by_chance_do_not_make_a_difference_sure():
@@ -111,7 +111,7 @@ def test_seeds_that_agree_by_chance_do_not_make_a_difference_sure():
     outcomes = [outcome("prosqa", "chain", seed, [True, False] * 20, 40.0) for seed in range(2)]
     outcomes += [outcome("prosqa", "anchored", seed, one_more, 20.0) for seed in range(2)]
     report = Reasoning().report(outcomes)
-    assert "neither surely more nor less" in report.lead
+    assert "neither significantly more nor fewer" in report.lead
     difference = report.sections[0].rows[1][3]
     assert difference.value == pytest.approx(2.5)
     assert difference.low < 0 < difference.high

@@ -1,4 +1,4 @@
-"""A study goes on where it was stopped, does nothing twice, and shares its work among processes."""
+"""A study resumes, does nothing twice, and shares its work among processes."""
 
 import json
 import subprocess
