@@ -190,11 +190,12 @@ def summary(run: Run, *, vocabulary: Vocabulary | None = None, world_size: int =
     length = row_length(run.data)
     rows = run.train.rows(length)
     fraction = fractions(run)
+    copies = run.objective.corruption.copies if isinstance(run.objective, MaskedObjective) else 1
     step = training_work(
         run.network,
         vocabulary,
         length=length,
-        rows=max(1, round(rows * fraction.computed)),
+        rows=max(1, round(rows * copies * fraction.computed)),
         scored=fraction.scored / fraction.computed,
         anchors=fraction.anchors / fraction.computed,
         block_sizes=block_sizes(run),
