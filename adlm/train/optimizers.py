@@ -7,6 +7,7 @@ biases, positions, embeddings and tied heads do not decay. Parameter groups name
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,16 +50,16 @@ class OptimizerConfig(ABC):
         decaying = _weights(model, nn.Linear, Head) - embeddings
         apart = embeddings if self.embedding_lr is not None else set()
         rest = {parameter for _, parameter in parameters} - decaying - apart
-        settings = [
-            (decaying, {"weight_decay": self.weight_decay}),
-            (rest, {"weight_decay": 0.0}),
-            (apart, {"weight_decay": 0.0, "lr": self.embedding_lr}),
+
+        def among(members: set[nn.Parameter]) -> list[NamedParameter]:
+            return [named for named in parameters if named[1] in members]
+
+        groups: list[dict[str, Any]] = [
+            {"params": among(decaying), "weight_decay": self.weight_decay},
+            {"params": among(rest), "weight_decay": 0.0},
+            {"params": among(apart), "weight_decay": 0.0, "lr": self.embedding_lr},
         ]
-        groups = [
-            {"params": found, **options}
-            for members, options in settings
-            if (found := [named for named in parameters if named[1] in members])
-        ]
+        groups = [group for group in groups if group["params"]]
         if not groups:
             return []
         # Fused: one kernel for all parameters instead of a loop over them.

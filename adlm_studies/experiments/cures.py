@@ -145,10 +145,11 @@ def _table(corpus: str, outcomes: Sequence[StepOutcome]) -> ReportTable:
             None if arm == _BASE else difference,
         ])  # fmt: skip
     columns = ("training", "arXiv", "seeds", "training work, TFLOP", "nats per token", f"nats against {_BASE}")
+    seeds = max(len(select(outcomes, model=arm)) for arm in differences)
     tokens = {outcome.result["tokens"] * _copies(outcome) for outcome in outcomes}
     read = " or ".join(f"{each / 1e6:.2f}" for each in sorted(tokens))
     note = (
-        f"Held-out text of {corpus}, the same rows and noise for all. {interval_note(max(row[2] for row in rows))}; "  # type: ignore[type-var]
+        f"Held-out text of {corpus}, the same rows and noise for all. {interval_note(seeds)}; "
         f"differences are within a seed. ≤ marks a bound. Every model reads {read} M tokens. The work leaves out the "
         "passes that choose masks."
     )

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from adlm.diffusion.blocks import BlockMasking
 from adlm.diffusion.corruption import Corruption, CountMasking
 from adlm.diffusion.masks_in_training import ConfidenceMasking, LeftToRightMasking, MirrorMasking
 from adlm.diffusion.times_in_training import Bell, Window
@@ -16,6 +17,7 @@ from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.bound import enumerated_nats
 from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
 from adlm.types import Batch
 from tests.conftest import TableModel, batch_of
@@ -141,3 +143,21 @@ def test_anchors_of_a_pair_are_those_of_two_rows_of_half_the_weight():
     assert terms.loss_sum.item() == pytest.approx(plain.loss_sum.item(), rel=1e-6)
     assert terms.loss_sum.item() > terms.nll_sum.item()
     assert 2 * terms.tokens == plain.tokens
+
+
+def test_left_to_right_and_masked_rows_share_one_shifted_network():
+    """Blocks of one token and of the whole row (arXiv 2512.14549): each row pays what it would pay alone."""
+    torch.manual_seed(0)
+    model = OneStageConfig(STACK, shift=True).build(VOCABULARY)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    batch, noise = batch_of(torch.randint(0, V - 1, (16, L), generator=torch.Generator().manual_seed(0))), Noise(4)
+    objective = Nelbo(BlockMasking((1, 0)))
+    corrupted = objective.corrupt(batch, V - 1, noise)
+    one = corrupted.blocks[:, -1] > 0
+    assert 0 < one.sum() < 16
+    causal = CrossEntropy()(model.in_blocks(1), batch.selected(one.nonzero()[:, 0]), progress=0.5, noise=noise)
+    masked = Nelbo(BlockMasking((0,)))(model, batch.selected((~one).nonzero()[:, 0]), progress=0.5, noise=noise)
+    terms = objective(model, batch, progress=0.5, noise=noise)
+    assert terms.loss_sum.item() == pytest.approx((causal.loss_sum + masked.loss_sum).item(), rel=1e-5)
+    assert objective.for_validation() == Nelbo(BlockMasking((0,)))
