@@ -122,11 +122,13 @@ def _differences(outcomes: Sequence[StepOutcome]) -> dict[str, Interval | None]:
 
 def _found(corpus: str, outcomes: Sequence[StepOutcome]) -> str:
     """Which arms are surely below MDLM, and which surely above."""
-    sure = {arm: gap for arm, gap in _differences(outcomes).items() if gap is not None and significant(gap)}
-    told = [
-        f"{word} {', '.join(f'{arm} ({gap})' for arm, gap in sure.items() if gap.value * sign > 0) or 'none'}"
-        for word, sign in (("lower by more than seeds differ:", -1), ("higher:", 1))
-    ]
+    gaps = {arm: gap for arm, gap in _differences(outcomes).items() if gap is not None and gap.runs > 1}
+    if not gaps:
+        return f"On {corpus} one seed is done, from which nothing can be told."
+    told = []
+    for word, sign in (("lower", -1), ("higher", 1)):
+        sure = [f"{arm} ({gap})" for arm, gap in gaps.items() if significant(gap) and gap.value * sign > 0]
+        told.append(f"surely {word}: {', '.join(sure) or 'none'}")
     return f"On {corpus}, nats per token against {_BASE}, {'; '.join(told)}."
 
 
@@ -146,15 +148,10 @@ def _table(corpus: str, outcomes: Sequence[StepOutcome]) -> ReportTable:
         ])  # fmt: skip
     columns = ("training", "arXiv", "seeds", "training work, TFLOP", "nats per token", f"nats against {_BASE}")
     seeds = max(len(select(outcomes, model=arm)) for arm in differences)
-    tokens = {outcome.result["tokens"] * _copies(outcome) for outcome in outcomes}
-    read = " or ".join(f"{each / 1e6:.2f}" for each in sorted(tokens))
+    tokens = max(outcome.result["tokens"] for outcome in outcomes)  # in pairs of masks, half of what is read
     note = (
         f"Held-out text of {corpus}, the same rows and noise for all. {interval_note(seeds)}; "
-        f"differences are within a seed. ≤ marks a bound. Every model reads {read} M tokens. The work leaves out the "
-        "passes that choose masks."
+        f"differences are within a seed. ≤ marks a bound. Every model reads {tokens / 1e6:.2f} M tokens. The work leaves "
+        "out the passes that choose masks."
     )
     return ReportTable(f"Held-out bound on {corpus}", note, columns, rows, ("", "", "", "", "low", "low"))
-
-
-def _copies(outcome: StepOutcome) -> int:
-    return MirrorMasking().copies if outcome.labels["model"] == "mirror masks" else 1
