@@ -51,6 +51,7 @@ ARMS: dict[str, tuple[str, str, Callable[[Run], Run] | None]] = {
     _BASE: ("mdlm", "2406.07524", None),
     "bell": ("bell", "2605.13026", _masked_by(CountMasking(times=Bell()))),
     "bell, corrected": ("bell-bound", "", _masked_by(CountMasking(times=Bell(weighting="bound")))),
+    "uniform, unweighted": ("unweighted", "", _masked_by(CountMasking(times=Window(0.0, 1.0, weighting="none")))),
     "window": ("window", "2601.22450", _masked_by(CountMasking(times=Window()))),
     "10 % left to right": ("left-to-right", "2506.19935", _masked_by(LeftToRightMasking())),
     "mirror masks": ("mirror", "2511.18159", _masked_by(MirrorMasking())),
@@ -151,7 +152,7 @@ def _table(corpus: str, outcomes: Sequence[StepOutcome]) -> ReportTable:
     tokens = max(outcome.result["tokens"] for outcome in outcomes)  # in pairs of masks, half of what is read
     note = (
         f"Held-out text of {corpus}, the same rows and noise for all. {interval_note(seeds)}; "
-        f"differences are within a seed. ≤ marks a bound. Every model reads {tokens / 1e6:.2f} M tokens. The work leaves "
-        "out the passes that choose masks."
+        f"differences are within a seed. ≤ marks a bound. Every model reads {tokens / 1e6:.2f} M tokens. The work "
+        "leaves out the passes that choose masks."
     )
     return ReportTable(f"Held-out bound on {corpus}", note, columns, rows, ("", "", "", "", "low", "low"))
