@@ -56,11 +56,12 @@ def test_the_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     monkeypatch.setitem(settings.NANO, "stories", replace(settings.NANO["stories"], source="stories:200"))
     monkeypatch.setattr(settings, "STACK", StackConfig(width=16, heads=2))
     monkeypatch.setattr(settings, "TOKENS", 256)
-    study = Cures(seeds=1, corpora=("stories",), training_steps=2, rows=4)
+    some = ("bell", "mirror masks", "half by confidence", "shifted, half AR")
+    study = Cures(seeds=1, corpora=("stories",), training_steps=2, rows=4, arms=some)
     found = run_study(study, tmp_path)
     (table,) = study.report(found).sections
     assert isinstance(table, ReportTable)
-    assert [row[0] for row in table.rows] == list(ARMS)
+    assert [row[0] for row in table.rows] == ["MDLM", *some]
     assert all(isinstance(row[4], Interval) and row[4].bound for row in table.rows)
 
 
