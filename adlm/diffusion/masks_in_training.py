@@ -130,8 +130,8 @@ class ConfidenceMasking(_SomeRows):
         first = self._priorities(part, noise).argsort(-1).argsort(-1)
         masked = (first < n - visible // (self.passes + 1)) & part.scored
         for i in range(2, self.passes + 2):
-            hidden = _certainty(model, part, masked, corrupted.t[rows]).masked_fill(~masked, 2.0)
-            masked = (hidden.argsort(-1).argsort(-1) < n - i * visible // (self.passes + 1)) & masked
+            certainty = _certainty(model, part, masked, corrupted.t[rows]).masked_fill(~masked, 2.0)
+            masked = (certainty.argsort(-1).argsort(-1) < n - i * visible // (self.passes + 1)) & masked
         everywhere = corrupted.masked.index_copy(0, rows, masked)
         everywhere = torch.where(chosen[:, None], everywhere, corrupted.masked)
         x_t = corrupted.x_0.masked_fill(everywhere, model.vocabulary.mask_id)

@@ -323,3 +323,6 @@ def test_rows_that_are_read_twice_cost_twice():
     mirrored = replace(plain, objective=Nelbo(MirrorMasking()))
     assert summary(mirrored).work == pytest.approx(2 * summary(plain).work, rel=0.01)
     assert summary(mirrored).tokens == summary(plain).tokens
+    once, twice = (memory(run, WORDS, rows=4, bf16=False) for run in (plain, mirrored))
+    assert twice.activations == 2 * once.activations
+    assert twice.weights == once.weights
