@@ -62,6 +62,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
     "corruption": {
         **_in("adlm.diffusion.corruption", "UniformMasking", "CountMasking", "AnchoredMasking"),
         **_in("adlm.diffusion.blocks", "BlockMasking"),
+        **_in("adlm.diffusion.masks_in_training", "MirrorMasking", "LeftToRightMasking", "ConfidenceMasking"),
         **_in("adlm.samplers.hole_lengths", "ContextMasking"),
     },
     "data": {
@@ -131,7 +132,10 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.samplers.blocks", "Blocks"),
     },
     "schedule": _in("adlm.diffusion.schedule", "LogLinear", "Cosine", "Polynomial", "Linear", "Geometric", "Clipped"),
-    "times": _in("adlm.diffusion.times", "LowDiscrepancyTimes", "Antithetic", "Independent"),
+    "times": {
+        **_in("adlm.diffusion.times", "LowDiscrepancyTimes", "Antithetic", "Independent"),
+        **_in("adlm.diffusion.times_in_training", "Bell", "Window"),
+    },
 }
 # Other spellings, and the kinds of version 0.1: its saved models, runs and configurations still load.
 _ALIASES: dict[str, dict[str, str]] = {

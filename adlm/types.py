@@ -48,6 +48,16 @@ class Batch:
             for start in range(0, len(self.tokens), rows)
         ]
 
+    def repeated(self, copies: int) -> "Batch":
+        """The rows `copies` times over, one batch after another."""
+        return self if copies == 1 else self.selected(torch.arange(len(self.tokens)).repeat(copies))
+
+    def selected(self, rows: Tensor) -> "Batch":
+        """The rows with these numbers."""
+        found = Batch(**{k: v.index_select(0, rows.to(v.device)) for k, v in self._tensors().items()})
+        object.__setattr__(found, "_padded", self._padded)
+        return found
+
     def _tensors(self) -> dict[str, Tensor]:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -85,6 +95,7 @@ class Corrupted(NamedTuple):
     `weight` [B, 1] or [B, L] is the weight of -log p at masked positions. `rates` [V] is given if tokens of different
     types vanish at different rates (`AnchoredMasking`). `blocks` [B, L] numbers the blocks of block diffusion, and
     `block_size` is their size if all rows have the same; `segments` [B, L] takes the place of the batch's.
+    A corruption that masks every row several times returns the rows as often, one batch after another.
     """
 
     x_0: Tensor
@@ -96,6 +107,10 @@ class Corrupted(NamedTuple):
     blocks: Tensor | None = None
     block_size: int | None = None
     segments: Tensor | None = None
+
+    def copies(self, batch: Batch) -> int:
+        """How often it holds the rows of the batch."""
+        return len(self.x_0) // max(1, len(batch.tokens))
 
 
 class LossTerms(NamedTuple):

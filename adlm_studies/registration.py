@@ -56,6 +56,7 @@ CLASSES = {
         "Anchoring2": "adlm_studies.experiments.anchoring_2:Anchoring2",
         "Anchors": "adlm_studies.experiments.anchors:Anchors",
         "BlockSizes": "adlm_studies.experiments.blocks:BlockSizes",
+        "Cures": "adlm_studies.experiments.cures:Cures",
         "Demo": "adlm_studies.experiments.demo:Demo",
         "Domains": "adlm_studies.experiments.domains:Domains",
         "Efficiency": "adlm_studies.experiments.efficiency:Efficiency",

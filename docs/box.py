@@ -69,8 +69,8 @@ def nats(model: TextModel, path: Path, field: str, rows: int, block_size: int | 
 
 
 DATA = (
-    "{:.1f} million tokens of stories of TinyStories (arXiv 2305.07759, CDLA-Sharing-1.0; its validation file and the beginning of its "
-    "training file) and texts that the source sampled at temperature 1. The test file was held out."
+    "{:.1f} million tokens of stories of TinyStories (arXiv 2305.07759, CDLA-Sharing-1.0; its validation file and the "
+    "beginning of its training file) and texts that the source sampled at temperature 1. The test file was held out."
 )
 NOTES = """
 A small model of small stories: it shows how one network writes from left to right, in blocks and by filling holes, and

@@ -43,6 +43,10 @@ class BlockMasking(Corruption):
             raise OutOfRange("sizes", min(self.sizes), "at least 1, or 0 for whole rows")
         if self.together < 1:
             raise OutOfRange("together", self.together, "at least 1")
+        if not self.times.uniform:
+            raise ConfigError(
+                "the levels of blocks are spread evenly: BlockMasking needs uniform times", subject="times"
+            )
 
     def __call__(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
         level = self.times.levels(batch.sample_id, noise.fork("time"))

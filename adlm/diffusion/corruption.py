@@ -15,6 +15,7 @@ from adlm.anchors.rules import AnchorRule, RareInSequence, TypeRule
 from adlm.diffusion.schedule import LogLinear, Schedule
 from adlm.diffusion.times import LowDiscrepancyTimes, Times
 from adlm.errors import ConfigError, OutOfRange
+from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.types import Batch, Corrupted
 
@@ -31,7 +32,9 @@ class Corruption(ABC):
 
     def __call__(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
         """Corrupt at levels drawn for the rows; `progress` is the fraction of the run that is done."""
-        return self.at(self.times.levels(batch.sample_id, noise.fork("time")), batch, mask_id, noise)
+        level = self.times.levels(batch.sample_id, noise.fork("time"))
+        corrupted, copies = self.at(level, batch, mask_id, noise), self.copies
+        return corrupted._replace(weight=self.times.weighted(copies * corrupted.weight, level.repeat(copies)) / copies)
 
     @abstractmethod
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
@@ -39,8 +42,17 @@ class Corruption(ABC):
 
     @property
     def bounds(self) -> bool:
-        """Whether the weighted loss under this corruption bounds the likelihood, in expectation."""
+        """Whether the weighted loss under this corruption bounds the likelihood at uniform levels, in expectation."""
         return True
+
+    @property
+    def copies(self) -> int:
+        """How often each row is corrupted: `Corrupted` then holds the rows of the batch so many times over."""
+        return 1
+
+    def revised(self, corrupted: Corrupted, batch: Batch, model: LanguageModel, noise: Noise) -> Corrupted:
+        """What is trained on in place of `corrupted`, if that depends on the model."""
+        return corrupted
 
     def _masked(self, probability: Tensor, batch: Batch, noise: Noise) -> Tensor:
         return (noise.fork("mask").uniform(batch.sample_id, batch.tokens.shape[1]) < probability) & batch.scored
@@ -77,6 +89,8 @@ class UniformMasking(Corruption):
                 "set first above 0 and steps=0",
                 subject="importance",
             )
+        if self.importance and not self.times.uniform:
+            raise ConfigError("importance-sampled times need uniform levels", subject="importance")
 
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
         t, weight = self._weighted_times(level)
@@ -115,12 +129,16 @@ class CountMasking(Corruption):
         scored = batch.scored
         n = scored.sum(-1)
         k = (level.to(n.device) * n).long().clamp_max(n - 1) + 1
-        u = noise.fork("mask").uniform(batch.sample_id, batch.tokens.shape[1]).masked_fill(~scored, 2.0)
+        u = self._priorities(batch, noise)
         order = u.argsort(-1)
         masked = (order.argsort(-1) < k[:, None]) & scored
         t = u.gather(-1, order.gather(-1, (k - 1).clamp_min(0)[:, None]))[:, 0].clamp_max(1).float()
         weight = (n / k.clamp_min(1)).float()[:, None]
         return Corrupted(batch.tokens, batch.tokens.masked_fill(masked, mask_id), t, masked, weight)
+
+    def _priorities(self, batch: Batch, noise: Noise) -> Tensor:
+        """[B, L]: the scored tokens with the smallest numbers are masked; others have 2."""
+        return noise.fork("mask").uniform(batch.sample_id, batch.tokens.shape[1]).masked_fill(~batch.scored, 2.0)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""How the noise levels of rows are drawn: numbers in [0, 1), one per row, uniform over seeds.
+"""How the noise levels of rows are drawn: numbers in [0, 1), one per row, uniform over seeds unless a law is given.
 
 Each is a function of the row's sample id, not of its batch, so ranks and resumed runs see the same. The more evenly
-the levels of neighboring rows are spread, the less the loss of a batch varies.
+the levels of neighboring rows are spread, the less the loss of a batch varies. The laws of `times_in_training.py`
+are for training alone: scores are always taken at uniform levels.
 """
 
 from abc import ABC, abstractmethod
@@ -23,6 +24,20 @@ class Times(ABC):
     @abstractmethod
     def levels(self, sample_id: Tensor, noise: Noise) -> Tensor:
         """Noise levels [B] in [0, 1), float64, for sample ids [B]."""
+
+    @property
+    def uniform(self) -> bool:
+        """Whether levels are uniform over seeds."""
+        return True
+
+    @property
+    def bounds(self) -> bool:
+        """Whether the loss at these levels, so weighted, has the expectation that it has at uniform ones."""
+        return True
+
+    def weighted(self, weight: Tensor, level: Tensor) -> Tensor:
+        """The weight [B, 1] or [B, L] of a row in the loss, from its weight in the bound and its level [B]."""
+        return weight
 
 
 @dataclass(frozen=True)

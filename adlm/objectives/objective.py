@@ -8,7 +8,7 @@ Shapes: B batch, L length, D width, N predicted positions.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import torch
@@ -82,7 +82,8 @@ class Objective(ABC):
         """Sums over the batch. `progress` in [0, 1] is the fraction of the run that is done, for terms that ramp up."""
         self.check(model)
         corrupted = self.corrupt(batch, model.vocabulary.mask_id, noise, progress)
-        context = self._context(LossInputs(model, batch, corrupted, progress, noise))
+        inputs = self.revise(LossInputs(model, batch.repeated(corrupted.copies(batch)), corrupted, progress, noise))
+        context = self._context(inputs)
         bound, extra = self.bound(context).total, self.extra(context)
         loss = bound if extra is None else bound + extra
         reported = bound.detach() if self.bounds else torch.full_like(bound.detach(), math.nan)
@@ -93,8 +94,10 @@ class Objective(ABC):
         """Cost of each position, [B, L], at noise levels [B] in [0, 1): its mean over levels is the clean bound."""
         self.check(model)
         corrupted = self.corrupt_at(level, batch, model.vocabulary.mask_id, noise)
-        context = self._context(LossInputs(model, batch, corrupted, 1.0, noise))
-        return table(self.bound(context).each, corrupted.masked)
+        copies = corrupted.copies(batch)
+        context = self._context(LossInputs(model, batch.repeated(copies), corrupted, 1.0, noise))
+        costs = table(self.bound(context).each, corrupted.masked)
+        return costs if copies == 1 else costs.view(copies, *batch.tokens.shape).sum(0)
 
     def _context(self, inputs: LossInputs) -> LossContext:
         values = {each.name: getattr(inputs, each.name) for each in fields(inputs)}
@@ -125,6 +128,10 @@ class Objective(ABC):
     @abstractmethod
     def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
         """The batch as the model reads it at noise levels [B] in [0, 1)."""
+
+    def revise(self, inputs: LossInputs) -> LossInputs:
+        """The inputs of training, after the model had a say in what is masked."""
+        return inputs
 
     def read(self, inputs: LossInputs) -> Features:
         """The model's features, `final` at the predicted positions."""
@@ -181,7 +188,7 @@ class MaskedObjective(Objective, ABC):
 
     @property
     def bounds(self) -> bool:
-        return self.corruption.bounds
+        return self.corruption.bounds and self.corruption.times.bounds
 
     def check(self, model: LanguageModel) -> None:
         check_direction(self, model, causal=False)
@@ -197,8 +204,12 @@ class MaskedObjective(Objective, ABC):
     def corrupt(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
         return self.corruption(batch, mask_id, noise, progress)
 
+    def revise(self, inputs: LossInputs) -> LossInputs:
+        corrupted = self.corruption.revised(inputs.corrupted, inputs.batch, inputs.model, inputs.noise)
+        return replace(inputs, corrupted=corrupted)
+
     def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
-        if not self.bounds:
+        if not self.corruption.bounds:
             raise ConfigError(
                 f"asked for the bound under {self.corruption}",
                 "it is a training curriculum: its loss bounds nothing",

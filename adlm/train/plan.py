@@ -139,6 +139,11 @@ def block_sizes(run: Run) -> tuple[int, ...]:
     return (min((size for size in masking.sizes if size), default=0),)
 
 
+def _copies(run: Run) -> int:
+    """How often each row is read in a step."""
+    return run.objective.corruption.copies if isinstance(run.objective, MaskedObjective) else 1
+
+
 def _masked(block_size: int) -> float:
     """The mean fraction of a block that is masked: of 1 / b, ..., b / b."""
     return (block_size + 1) / (2 * block_size) if block_size else 0.5
@@ -195,7 +200,7 @@ def summary(run: Run, *, vocabulary: Vocabulary | None = None, world_size: int =
         run.network,
         vocabulary,
         length=length,
-        rows=max(1, round(rows * fraction.computed)),
+        rows=max(1, round(rows * _copies(run) * fraction.computed)),
         scored=fraction.scored / fraction.computed,
         anchors=fraction.anchors / fraction.computed,
         block_sizes=block_sizes(run),
@@ -272,7 +277,7 @@ def memory(
     if sizes := block_sizes(run):  # the most is kept with small blocks
         scored = max(map(_masked, sizes))
     anchors = fraction.anchors * scored / fraction.scored
-    short, tokens = 2 if bf16 else 4, rows * length
+    short, tokens = 2 if bf16 else 4, rows * _copies(run) * length
     each = activation_bytes(
         run.network,
         length=length,

@@ -16,7 +16,7 @@ from adlm.models.network import NetworkConfig
 from adlm.objectives.objective import CrossEntropy, MaskedObjective
 from adlm.train.init import AnchorFrom, Finetune
 from adlm.train.lr_schedules import StableDecay
-from adlm.train.plan import row_length, summary
+from adlm.train.plan import summary
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
 from adlm_studies.experiments.decoding import TimeDecoding, decoding_table
@@ -157,11 +157,7 @@ class BlockSizes(Study):
         return summary(run).work * (self.training_steps or run.train.steps)
 
     def _recipe(self, kind: str, seed: int) -> Run:
-        run = settings.study_run(self.scale, self.corpus, kind, seed=seed)
-        if not self.rows_per_step:
-            return run
-        rows, length = self.rows_per_step, row_length(run.data)
-        return replace(run, train=replace(run.train, tokens_per_step=rows * length, micro_batch_size=rows))
+        return settings.study_run(self.scale, self.corpus, kind, seed=seed, rows_per_step=self.rows_per_step)
 
     def _run(self, arm: BlockArm, seed: int, budget: float) -> Run:
         """With as many steps as the budget allows; a warm-up takes at most a tenth of them."""

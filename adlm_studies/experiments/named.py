@@ -7,6 +7,7 @@ from adlm_studies.experiments.anchoring import Anchoring
 from adlm_studies.experiments.anchoring_2 import Anchoring2
 from adlm_studies.experiments.anchors import Anchors
 from adlm_studies.experiments.blocks import BlockSizes
+from adlm_studies.experiments.cures import Cures
 from adlm_studies.experiments.domains import Domains
 from adlm_studies.experiments.efficiency import Efficiency
 from adlm_studies.experiments.generation import Generation
@@ -14,7 +15,10 @@ from adlm_studies.experiments.reasoning import Reasoning
 from adlm_studies.experiments.sample_complexity import SampleComplexity
 from adlm_studies.experiments.study import Study
 
-_ALL = (Anchoring, Anchoring2, Generation, Reasoning, Domains, Anchors, Efficiency, SampleComplexity, BlockSizes)
+_ALL = (
+    *(Anchoring, Anchoring2, Generation, Reasoning, Domains, Anchors, Efficiency),
+    *(SampleComplexity, BlockSizes, Cures),
+)
 STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 
 

@@ -10,6 +10,7 @@ from adlm.data.packing import Padded, Wrapped
 from adlm.errors import UnknownName
 from adlm.models.stack import StackConfig
 from adlm.recipes import published, small
+from adlm.train.plan import row_length
 from adlm.train.run import Run
 from adlm_studies.experiments.training import splits_of
 
@@ -34,8 +35,11 @@ def corpora(scale: str) -> tuple[str, ...]:
     return tuple(NANO if scale == "nano" else _SMALL if scale == "small" else _PAPER)
 
 
-def study_run(scale: str, corpus: str, kind: str, *, seed: int = 0, steps: int | None = None) -> Run:
-    """A run of a kind that recipes have, on a corpus of this scale."""
+def study_run(
+    scale: str, corpus: str, kind: str, *, seed: int = 0, steps: int | None = None, rows_per_step: int = 0
+) -> Run:
+    """A run of a kind that recipes have, on a corpus of this scale; steps and rows per step are the recipe's own if
+    they are not given."""
     if corpus not in corpora(scale):
         raise UnknownName(f"corpus at {scale} scale", corpus, corpora(scale))
     if scale == "nano":
@@ -43,7 +47,10 @@ def study_run(scale: str, corpus: str, kind: str, *, seed: int = 0, steps: int |
         run = nano_run(replace(NANO[corpus], train=splits_of(NANO[corpus].open())[0]), kind)
     else:
         run = (_SMALL if scale == "small" else _PAPER)[corpus](kind)
-    return replace(run, train=replace(run.train, seed=seed, steps=steps or run.train.steps))
+    train = replace(run.train, seed=seed, steps=steps or run.train.steps)
+    if rows_per_step:
+        train = replace(train, tokens_per_step=rows_per_step * row_length(run.data), micro_batch_size=rows_per_step)
+    return replace(run, train=train)
 
 
 def nano_run(data: Corpus, kind: str) -> Run:

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import multiprocessing, nn
 
 import adlm.train.muon as muon_module
+from adlm.errors import OutOfRange
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
@@ -14,6 +15,7 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.train.ema import Ema
 from adlm.train.muon import MuonOptimizer, orthogonalised
 from adlm.train.optimizers import AdamW, Muon
+from tests.errors import raises
 
 VOCABULARY = Vocabulary(13, 12)
 STACK = StackConfig(width=8, heads=2, layers=2, convolution=3, condition=4)
@@ -66,6 +68,20 @@ def test_a_tied_head_is_an_embedding_and_does_not_decay():
     adamw.step()
     assert torch.equal(model.head.weight, before[0])
     assert torch.allclose(model.denoiser.blocks[0].up.weight, 0.95 * before[1])
+
+
+@pytest.mark.parametrize("kind", [AdamW, Muon], ids=["adamw", "muon"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_embeddings_may_have_a_rate_of_their_own_and_a_tied_head_goes_with_them(kind, tied):
+    model = replace(TWO, tied=tied).build(VOCABULARY)
+    config = kind(lr=1e-3, weight_decay=0.1, embedding_lr=1e-2)
+    rates = {name: group["lr"] for group in groups_of(config, model) for name in group["param_names"]}
+    plain = {name: group["lr"] for group in groups_of(kind(lr=1e-3), model) for name in group["param_names"]}
+    assert {name for name in rates if rates[name] != plain[name]} == {"embedding.tokens.weight"}
+    assert rates["embedding.tokens.weight"] == 1e-2
+    assert model.head.weight is model.embedding.tokens.weight or not tied
+    with raises(OutOfRange, subject="embedding_lr"):
+        kind(embedding_lr=0.0)
 
 
 def test_muon_takes_the_matrices_of_the_stacks_and_adamw_the_rest():

@@ -16,6 +16,7 @@ from adlm.data.synthetic import Synthetic
 from adlm.data.tokenizer import characters, load_tokenizer, train_bpe, train_words
 from adlm.diffusion.blocks import BlockMasking
 from adlm.diffusion.corruption import UniformMasking
+from adlm.diffusion.masks_in_training import MirrorMasking
 from adlm.errors import ConfigError
 from adlm.models.costs import activation_bytes, forward_work, training_work
 from adlm.models.hand_over import Continued, Hidden, Logits
@@ -315,3 +316,13 @@ def test_the_table_of_shares_holds_for_published_corpora(shared):
     stories = first(open_source("tinystories", folder=data / "tinystories"), "valid", 500)
     packing = Padded(256, begin=False, crop=True, predict_padding=True)
     check_known(("tinystories", "bpe:4096", 256), stories, train_bpe(stories, 4096), packing)
+
+
+def test_rows_that_are_read_twice_cost_twice():
+    plain = replace(RUN, network=OneStageConfig(STACK), objective=Nelbo())
+    mirrored = replace(plain, objective=Nelbo(MirrorMasking()))
+    assert summary(mirrored).work == pytest.approx(2 * summary(plain).work, rel=0.01)
+    assert summary(mirrored).tokens == summary(plain).tokens
+    once, twice = (memory(run, WORDS, rows=4, bf16=False) for run in (plain, mirrored))
+    assert twice.activations == 2 * once.activations
+    assert twice.weights == once.weights
