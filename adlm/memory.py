@@ -34,7 +34,11 @@ def share_freed_memory() -> bool:
     used (docs/log.md). Here they share one heap, of which `release_freed_memory` returns what is free, and MKL frees
     its buffers.
     """
-    os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
+    import torch
+
+    # The variable MKL_DISABLE_FAST_MM is read when torch is loaded, which has happened by now.
+    with suppress(AttributeError, OSError):  # torch without MKL, or with one of its own
+        ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_disable_fast_mm()
     return keep_freed_memory(64) and bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, 1))
 
 
