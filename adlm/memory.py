@@ -28,17 +28,13 @@ def keep_freed_memory(mebibytes: int = 256) -> bool:
 
 
 def share_freed_memory() -> bool:
-    """As `keep_freed_memory`, for a process with many threads that compute in turn; call it before the first product.
+    """As `keep_freed_memory`, for a process with many threads that compute in turn; MKL heeds it before torch is loaded.
 
     By default each thread keeps what it has freed, and MKL's buffers, for itself: 16 threads held 0.4 GB that nothing
     used (docs/log.md). Here they share one heap, of which `release_freed_memory` returns what is free, and MKL frees
     its buffers.
     """
-    import torch
-
-    # The variable MKL_DISABLE_FAST_MM is read when torch is loaded, which has happened by now.
-    with suppress(AttributeError, OSError):  # torch without MKL, or with one of its own
-        ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_disable_fast_mm()
+    os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
     return keep_freed_memory(64) and bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, 1))
 
 
