@@ -28,11 +28,11 @@ def keep_freed_memory(mebibytes: int = 256) -> bool:
 
 
 def share_freed_memory() -> bool:
-    """As `keep_freed_memory`, for a process with many threads that compute in turn; call it before the first product.
+    """As `keep_freed_memory`, for a process with many threads that compute in turn.
 
     By default each thread keeps what it has freed, and MKL's buffers, for itself: 16 threads held 0.4 GB that nothing
     used (docs/log.md). Here they share one heap, of which `release_freed_memory` returns what is free, and MKL frees
-    its buffers.
+    its buffers, if torch is not loaded yet: `adlm serve` tells it at its start.
     """
     os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
     return keep_freed_memory(64) and bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, 1))

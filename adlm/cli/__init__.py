@@ -115,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # OpenMP threads that spin long while they wait slow each other down beside any other busy process. A short
     # spin costs nothing on a quiet machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if words and words[0] in ("serve", "studio"):  # many threads, each of which would keep buffers; read with torch
+        os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
     keep_freed_memory()
     try:
         _run(_without_imports(words), __name__, "adlm")

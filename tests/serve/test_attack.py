@@ -1,11 +1,6 @@
 """Hostile requests in numbers: each gets an answer below 500, and the server is as it was afterwards."""
 
-import asyncio
 import random
-import signal
-import socket
-import time
-from collections import Counter
 from typing import Any
 
 import httpx
@@ -65,64 +60,3 @@ def test_hostile_requests_never_get_a_server_error(folder, count, workers):
         assert max(statuses) < 500
         assert {200, 400} <= set(statuses)
         assert "adlm_running 0" in httpx.get(f"{address}/metrics", timeout=60).text
-
-
-STREAMS, SECONDS = 300, 60.0
-HALF_A_HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
-TWO_LENGTHS = (
-    b"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-)
-
-
-async def besieged(address: str, streams: int, seconds: float) -> Counter[str]:
-    """How streams end that begin again and again, while other connections stay idle or send a head byte by byte."""
-    host, _, port = address.removeprefix("http://").partition(":")
-    end, ends = time.monotonic() + seconds, Counter[str]()
-
-    async def stream(client: httpx.AsyncClient, number: int) -> None:
-        while time.monotonic() < end:
-            ask = {"prompt": "the", "seed": number, "max_tokens": 8, "sampler": "remdm-cap", "steps": 4}
-            async with client.stream("POST", "/v1/generate", json=ask) as response:
-                lines = [line async for line in response.aiter_lines() if line]
-            if response.status_code == 429:
-                await asyncio.sleep(1)
-            ends["done" if '"type": "done"' in lines[-1] else str(response.status_code)] += 1
-
-    async def slow_head(dripping: bool) -> None:
-        while time.monotonic() < end:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            try:
-                for byte in HALF_A_HEAD * 9 if dripping else b"":
-                    writer.write(bytes([byte]))
-                    await writer.drain()
-                    await asyncio.sleep(0.2)
-                await asyncio.wait_for(reader.read(), 30)
-            except (OSError, asyncio.TimeoutError):
-                ends["closed"] += 1
-            finally:
-                writer.close()
-
-    limits = httpx.Limits(max_connections=streams)
-    async with httpx.AsyncClient(base_url=address, timeout=300, limits=limits) as client:
-        await asyncio.gather(
-            *(stream(client, number) for number in range(streams)), *(slow_head(bool(i % 2)) for i in range(60))
-        )
-    return ends
-
-
-@pytest.mark.slow
-def test_streams_go_on_through_a_siege_and_the_end_is_clean(folder):
-    log: list[str] = []
-    options = ("--workers", "2", "--limits.head-seconds", "2", "--limits.seconds", "300", "--limits.per-client", "300")
-    with server(folder, *options, log=log) as (process, address):
-        ends = asyncio.run(besieged(address, STREAMS, SECONDS))
-        assert ends["done"] > 0
-        assert ends.keys() <= {"done", "429", "closed"}
-        host, _, port = address.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), timeout=20) as raw:
-            raw.sendall(TWO_LENGTHS)
-            assert raw.recv(65536).startswith(b"HTTP/1.1 400")
-        assert "adlm_running 0" in httpx.get(f"{address}/metrics", timeout=60).text
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    assert not [line for line in log if "Traceback" in line]
