@@ -139,17 +139,13 @@ class GenerationJob:
 
     def _step(self, event: StepEvent) -> None:
         now = event.tokens[0].tolist()
-        changes = [
-            [i, None, ""] if token == self.mask_id else [i, token, self.text(token)]
-            for i, (token, before) in enumerate(zip(now[: self.length], self.before, strict=False))
-            if token != before
-        ]
+        moved = [i for i, before in enumerate(self.before[: self.length]) if now[i] != before]
+        changes = [[i, None, ""] if now[i] == self.mask_id else [i, now[i], self.text(now[i])] for i in moved]
         predictions = [] if self.predictions is None else self.predictions.since()
         self.before = now
         if changes or predictions:
             told = {"type": "step", "step": event.step, "seconds": self._seconds(), "changes": changes}
-            drawn = ((i, *self.drawn.get(i, (None, 0.0))) for i, _, _ in changes)
-            sure = [[i, round(p, 4)] for i, token, p in drawn if token == now[i]]
+            sure = [[i, round(self.drawn[i][1], 4)] for i in moved if i in self.drawn and self.drawn[i][0] == now[i]]
             self.tell({**told, "probabilities": sure, "predictions": predictions, "anchors": self._anchors(now)})
 
     def _draw(self, sites: Sites, prediction: Prediction) -> None:
