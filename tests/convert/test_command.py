@@ -60,7 +60,7 @@ def test_a_model_of_this_package_is_named_as_anywhere(tmp_path, capsys):
     assert all(torch.equal(a, b) for a, b in zip(copy.network.parameters(), box.network.parameters(), strict=True))
     assert main(["convert", str(tmp_path / "copy"), str(tmp_path / "again")]) == 0
     assert main(["convert", "box", str(tmp_path / "box.safetensors"), "--to", "official"]) == 2
-    assert "convolution" in capsys.readouterr().err
+    assert "attention" in capsys.readouterr().err
     assert main(["convert", "box", str(tmp_path / "third"), "--heads", "5"]) == 2
     assert "--heads" in capsys.readouterr().err
 
