@@ -81,11 +81,11 @@ def test_processes_find_what_one_finds(count):
 def test_an_error_of_one_process_is_raised_by_all():
     def compute(numbers):
         if 4 in numbers:
-            raise ModelError("asked", "nan", "mend it")
+            raise ModelError("asked", "nan", "fix it")
         return squares(numbers)
 
     found = together(2, lambda context: each_of(9, compute, width=2, batch=3, context=context))
-    assert [str(error) for error in found] == [str(ModelError("asked", "nan", "mend it"))] * 2
+    assert [str(error) for error in found] == [str(ModelError("asked", "nan", "fix it"))] * 2
 
 
 class Stops:

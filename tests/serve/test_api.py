@@ -337,7 +337,7 @@ def test_a_draining_server_is_not_ready_and_begins_nothing(models):
 
 @pytest.mark.parametrize("body", [{"prompt": "the"}, {"prompt": "the", "stream": True}])
 def test_work_stops_when_the_client_goes_away(models, body):
-    """Without a server between: the application is told of the disconnection as uvicorn would tell it."""
+    """Without a server between: the application hears of the disconnection as from uvicorn."""
     engine = Engine({"adlm": models["adlm"]})
     engine.start()
     held = threading.Event()

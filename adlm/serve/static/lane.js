@@ -15,7 +15,7 @@ export function mountLane(element, { settings, variant = {}, shared, changed, ap
   const output = find(".output"), canvas = find(".canvas"), status = find(".status"), problem = find(".problem");
   const goOn = find(".go-on"), anew = find(".anew"), undo = find(".undo");
   let recording = null, player = null, kept = new Set(), past = [], running = null, again = null, drawing = null;
-  let rounds = 0; // of going on: each is written by chance of its own
+  let rounds = 0; // of continuing: each round draws its own random numbers
   find(".which").textContent = variant.label ?? "";
   find(".which").hidden = !variant.label;
 
