@@ -91,10 +91,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("unmasking.svg"))
     options = parser.parse_args()
     model = adlm.load(options.model)
-    length = model.config.packing.length
-    player = record_generation(
-        model, title="", sampler="ancestral", seed=options.seed, frames=65, steps=64, block_size=length, top_p=0.8
-    )
+    way = {"sampler": "confidence", "block_size": 4, "tokens_per_step": 1, "top_p": 0.8, "max_new_tokens": 64}
+    player = record_generation(model, title="", seed=options.seed, frames=65, **way)
     words = words_of(player)
     options.out.write_text(svg(words), encoding="utf-8")
     print("".join(word.text for word in words), f"-> {options.out}", sep="\n")

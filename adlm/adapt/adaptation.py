@@ -179,7 +179,7 @@ def _own(name: str) -> bool:
 
 def _valid(name: str, table: Table | None) -> Table:
     if table is None:
-        fix = "name data with a held-out split, or a file, of which a part is held out"
+        fix = "add a split valid or test, or rename the file: without train in its name, a part of it is held out"
         raise DataError(f"asked to adapt on {name}", "it has no held-out text to measure on", fix, subject=name)
     return table
 
