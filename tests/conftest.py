@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor
 
 from adlm.data.source import Piece, Source
@@ -17,6 +18,9 @@ from adlm.types import Batch, Features
 from tests import browser
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A busy machine may take a second for what takes a millisecond.
+settings.register_profile("adlm", deadline=None)
+settings.load_profile("adlm")
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def test_tinystories_are_parted_by_their_separator(tmp_path: Path) -> None:
 
 
 def test_every_name_opens_and_has_splits() -> None:
-    for name in CATALOG.keys() - {"stories"}:
+    for name in CATALOG.keys() - {"stories", "books"}:  # books are not on the Hub
         source = open_source(name)
         assert source.name == name
         assert source.licence == CATALOG[name].licence

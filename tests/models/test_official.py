@@ -42,6 +42,7 @@ class Given(Corruption):
     """The corruption of the golden run, so that only network and objective are compared."""
 
     def __init__(self, expected) -> None:
+        super().__init__()
         object.__setattr__(self, "expected", expected)
 
     def __call__(self, batch, mask_id, noise, progress=1.0):
