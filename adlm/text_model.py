@@ -232,7 +232,10 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         if not self.network.reads_blocks:
             return ()
         masking = ((self.config.run or {}).get("objective") or {}).get("corruption") or {}
-        return tuple(masking.get("sizes", (self.network.block_size,)))
+        sizes = tuple(masking.get("sizes", (self.network.block_size,)))
+        # Adapters leave the left-to-right model as it was trained before them.
+        adapted = any(stack.adapter_rank for stack in self.config.network.stacks)
+        return (1, *sizes) if adapted and 1 not in sizes else sizes
 
     def stop_rule(self, stop: bool | str | Sequence[str] = True) -> StopRule | None:
         """The rule that ends a text: at the end token, unless `stop` is False, and at strings."""

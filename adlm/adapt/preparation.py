@@ -24,7 +24,7 @@ from adlm.train.run import CheckpointConfig, Run, TrainConfig, ValidationConfig
 SOURCE, SELF = "source", "self"
 _PASSES, _LEAST_STEPS = 2, 300
 _LARGE = 5_000_000  # parameters; see docs/log.md for the learning rates of both sides
-_LARGE_LR = 1e-4
+_LARGE_LR, _ADAPTER_LR = 1e-4, 1e-3
 _MICRO_TOKENS = 4096
 _SIZES_PER_STEP = 4  # micro-batches of one block size each; one per step would leave steps to chance
 
@@ -35,9 +35,12 @@ class AdaptOptions:
 
     Args:
         steps: by default two passes over the data, at least 300 steps.
-        lr: peak learning rate; by default 1e-4 (AdamW) from 5 million parameters on, Muon's own below.
+        lr: peak learning rate; by default 1e-4 (AdamW) from 5 million parameters on, Muon's own below; 1e-3 (AdamW)
+            for adapters.
         prune: keep only the tokens that occur in the data.
-        lora: rank of low-rank adapters, which are then all that is trained; 0: none.
+        lora: rank of low-rank adapters, which are then all that is trained, and merged at the end; 0: none.
+        adapter_rank: the same, but kept apart: they act where masked text is read, and the left-to-right reading stays
+            exactly that of the source; 0: none.
         freeze: parts that are not trained: anchor, denoiser, or a prefix of parameter names.
         length: tokens per row; by default those of the model.
         rows: per step.
@@ -48,6 +51,7 @@ class AdaptOptions:
     lr: float | None = None
     prune: bool = False
     lora: int = 0
+    adapter_rank: int = 0
     freeze: tuple[str, ...] = ()
     length: int | None = None
     rows: int = 16
@@ -61,6 +65,10 @@ class AdaptOptions:
             raise OutOfRange("lr", self.lr, "positive")
         if self.lora < 0:
             raise OutOfRange("lora", self.lora, "at least 0")
+        if self.adapter_rank < 0:
+            raise OutOfRange("adapter_rank", self.adapter_rank, "at least 0")
+        if self.lora and self.adapter_rank:
+            raise ConfigError("use either lora or adapter_rank", subject="adapter_rank")
 
 
 def self_count(data: Sequence[str]) -> int:
@@ -146,6 +154,8 @@ def adaptation_run(
     """
     config = source.config
     network = target.network(config.network)
+    if options.adapter_rank:
+        network = network.variant(adapter_rank=options.adapter_rank)
     steps = options.steps or max(_LEAST_STEPS, -(-_PASSES * rows // options.rows))
     parameters = count_parameters(network, config.vocabulary).total
     micro_batch = max(1, min(options.rows, _MICRO_TOKENS // length))
@@ -155,7 +165,7 @@ def adaptation_run(
         steps=steps,
         tokens_per_step=options.rows * length,
         micro_batch_size=micro_batch,
-        optimizer=_optimizer(parameters, options.lr),
+        optimizer=AdamW(lr=options.lr or _ADAPTER_LR) if options.adapter_rank else _optimizer(parameters, options.lr),
         lr_schedule=StableDecay(warmup=min(50, steps // 10), decay=0.3),
         freeze=options.freeze,
         seed=options.seed,
@@ -164,7 +174,7 @@ def adaptation_run(
         name,
         data[0] if len(data) == 1 else Together(data),
         network,
-        target.objective(together=micro_batch),
+        target.objective(together=micro_batch, left_to_right=not options.adapter_rank),
         train,
         ValidationConfig(every=max(100, steps // 10), num_rows=64, draws=2, micro_batch_size=train.micro_batch_size),
         CheckpointConfig(every=100),

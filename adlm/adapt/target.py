@@ -105,15 +105,17 @@ class Target:
         lower = replace(source.stack, layers=layers - upper, attention=attention)
         return TwoStageConfig(lower, upper, Continued(), tied, positions, size, True, start=source.start)
 
-    def objective(self, together: int = 1) -> Objective:
+    def objective(self, together: int = 1, *, left_to_right: bool = True) -> Objective:
         """The training objective: the bound, with the anchor term if the source is split into two stages.
 
         Args:
             together: rows that draw one block size, see `BlockMasking`.
+            left_to_right: train blocks of one token too, if they are among the sizes.
         """
         masking: Corruption = CountMasking()
         if self.block_size:
-            masking = BlockMasking(self.sizes, self.progressive, together)
+            sizes = tuple(size for size in self.sizes if size != 1 or left_to_right)
+            masking = BlockMasking(sizes, self.progressive, together)
         if self.kind in ("anchored", "anchored-block"):
             return Anelbo(masking, _RARE, gamma=_GAMMA, masked_only=True)
         return Nelbo(masking)

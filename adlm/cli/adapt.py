@@ -31,6 +31,7 @@ def command(
     prune_vocabulary: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     freeze: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     lora_rank: int = 0,
+    adapter_rank: int = 0,
     length: int | None = None,
     rows: int = 16,
     seed: int = 0,
@@ -57,10 +58,13 @@ def command(
             and so on up to that of --to.
         progressive: train the sizes one after another instead.
         steps: by default two passes over the data, at least 300.
-        lr: peak learning rate; by default 1e-4 (AdamW) from 5 million parameters on, that of Muon below.
+        lr: peak learning rate; by default 1e-4 (AdamW) from 5 million parameters on, that of Muon below;
+            1e-3 for --adapter-rank.
         prune_vocabulary: keep only the tokens that occur in the data.
         freeze: a part that is not trained: anchor, denoiser, or a prefix of parameter names.
-        lora_rank: train low-rank adapters of this rank only.
+        lora_rank: train low-rank adapters of this rank only, and merge them into the weights.
+        adapter_rank: train low-rank adapters of this rank that act where masked text is read: left to right, the model
+            stays exactly the source.
         length: tokens per row; by default those of the model.
         rows: rows per step.
         dry_run: print the run, its cost and the time it may take, and stop.
@@ -73,7 +77,7 @@ def command(
         cache: folder for prepared data; $ADLM_CACHE or ~/.cache/adlm by default.
     """
     target = Target.parse(to, sizes or None, progressive=progressive)
-    options = AdaptOptions(steps, lr, prune_vocabulary, lora_rank, freeze, length, rows, seed)
+    options = AdaptOptions(steps, lr, prune_vocabulary, lora_rank, adapter_rank, freeze, length, rows, seed)
     if dry_run:
         run, vocabulary = planned_run(model, target, data, options)
         show_run(run, device=device, shard=shard, vocabulary=vocabulary)

@@ -13,7 +13,7 @@ from adlm.text_model import TextModel
 
 _CODE = Path(modeling_adlm.__file__)
 _OF_FAMILIES = ("norm", "norm_eps", "mlp", "hidden", "kv_heads", "head_width", "biases", "query_key_gains",
-                "rotary_base", "rotary_fraction", "parallel")  # fmt: skip
+                "rotary_base", "rotary_fraction", "parallel", "adapter_rank")  # fmt: skip
 
 
 def wrapped(model: TextModel) -> AdlmMaskedLM | AdlmCausalLM:

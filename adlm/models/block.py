@@ -5,13 +5,14 @@ Block and norms follow DiT (arXiv 2212.09748) as SEDD and MDLM use it, so that o
 Shapes: B batch, L length, D width, H heads, C conditioning width, N chosen positions.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.models import int8
+from adlm.models.adapter import Adapter
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
 from adlm.models.derived import Deriving
@@ -62,7 +63,11 @@ def few_of(output_mask: Tensor) -> Few | None:
 
 
 class _Folded(NamedTuple):
-    """A block's weights with a modulation that is the same everywhere multiplied into them."""
+    """A block's weights with a modulation that is the same everywhere multiplied into them.
+
+    The maps to queries, keys and values and to the MLP come last: where nothing changes them, they are called as
+    modules, which adapters of the library peft replace.
+    """
 
     gain_1: Tensor
     shift_1: Tensor | None
@@ -72,6 +77,8 @@ class _Folded(NamedTuple):
     shift_2: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+    qkv: Tensor | None = None
+    up: Tensor | None = None
 
 
 class Block(Deriving):
@@ -99,6 +106,9 @@ class Block(Deriving):
         self.out = nn.Linear(self.heads * self.head_width, width, bias=biases == "all")
         self.up = nn.Linear(width, (2 if self.mlp == "swiglu" else 1) * hidden, bias=biases in ("mlp", "all"))
         self.down = nn.Linear(hidden, width, bias=biases in ("mlp", "all"))
+        rank = config.adapter_rank
+        maps_by_name = {"qkv": self.qkv, "out": self.out, "up": self.up, "down": self.down}
+        self.adapters = nn.ModuleDict({name: Adapter(map_, rank) for name, map_ in maps_by_name.items() if rank})
         self.modulation = nn.Linear(config.condition, 6 * width) if config.condition else None
         if self.modulation is not None:
             nn.init.zeros_(self.modulation.weight)
@@ -128,12 +138,60 @@ class Block(Deriving):
         if self.time_conditioned:
             return self._modulated(x, layout, condition, outputs, memory)
         w = self.derived("folded", lambda: self._folded(condition))
+        if self.adapters and layout.adapted:
+            return self._adapted(x, layout, w, outputs, memory)
         mixed = self._attention(self.norm_1.scaled(x, w.gain_1, w.shift_1), layout, outputs, memory)
-        if outputs is not None:
-            x = outputs.select(x)
-        h = x + self._drop(self._product("out", mixed, w.out, w.out_bias))
+        return self._after_attention(x if outputs is None else outputs.select(x), mixed, w)
+
+    def _after_attention(self, x: Tensor, mixed: Tensor, w: _Folded) -> Tensor:
+        adapted = "" if w.up is None else "adapted "
+        h = x + self._drop(self._product(f"{adapted}out", mixed, w.out, w.out_bias))
         read = self.norm_2.scaled(x if self.parallel else h, w.gain_2, w.shift_2)
-        return h + self._drop(self._product("down", self._expanded(read), w.down, w.down_bias))
+        return h + self._drop(self._product(f"{adapted}down", self._expanded(read, w.up), w.down, w.down_bias))
+
+    def _adapted(
+        self,
+        x: Tensor,
+        layout: Layout,
+        w: _Folded,
+        outputs: Outputs | None,
+        memory: BlockCache | SlotMemory | None,
+    ) -> Tensor:
+        """As `forward`, with the adapters at noisy positions, which come first, and without them at clean ones."""
+        own = self.derived("adapted", lambda: self._changed(w))
+        count = layout.adapted
+        noisy, clean = x[:, :count], x[:, count:]
+        if not self.qkv.weight.requires_grad:
+            clean = clean.detach()  # nothing that is trained comes before it, so it needs no gradient
+        parts = [(noisy, own, layout.part(slice(count)))]
+        if clean.shape[1]:
+            parts.append((clean, w, layout.part(slice(count, None))))
+        heads = [
+            self._queries_keys_values(self.norm_1.scaled(part, each.gain_1, each.shift_1), where, each.qkv)
+            for part, each, where in parts
+        ]
+        k, v = (torch.cat(both, 2) for both in list(zip(*heads, strict=True))[1:])
+        if memory is not None:
+            assert isinstance(memory, SlotMemory)
+            k, v = memory.place(k, v)
+        mixed = attend(heads[0][0], k, v, causal=False, hidden=layout.hidden).transpose(1, 2).flatten(2)
+        if outputs is not None:
+            return self._after_attention(outputs.select(noisy), outputs.select(mixed), own)
+        noisy = self._after_attention(noisy, mixed, own)
+        if len(parts) == 1:
+            return noisy
+        assert layout.clean is not None
+        hidden = layout.clean.hidden
+        if memory is None:
+            _, k, v = heads[1]
+        read = attend(heads[1][0], k, v, causal=hidden is None, hidden=hidden).transpose(1, 2).flatten(2)
+        return torch.cat([noisy, self._after_attention(clean, read, w)], 1)
+
+    def _changed(self, w: _Folded) -> _Folded:
+        """The weights with the adapters added."""
+        weights = {"qkv": self.qkv.weight, "out": w.out, "up": self.up.weight, "down": w.down}
+        adapters = {name: cast("Adapter", adapter) for name, adapter in self.adapters.items()}
+        return w._replace(**{name: adapters[name].changed(weight) for name, weight in weights.items()})
 
     def _modulated(
         self,
@@ -177,8 +235,8 @@ class Block(Deriving):
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
-    def _expanded(self, h: Tensor) -> Tensor:
-        h = self._mapped("up", self.up, h)
+    def _expanded(self, h: Tensor, weight: Tensor | None = None) -> Tensor:
+        h = self._mapped("up", self.up, h, weight)
         if self.mlp == "swiglu":
             gate, value = h.chunk(2, dim=-1)
             return F.silu(gate) * value
@@ -221,7 +279,7 @@ class Block(Deriving):
         asking = h.shape[1] if outputs is None else outputs.mask.shape[1]
         if asking < h.shape[1] and isinstance(self.qkv, nn.Linear):
             _, k, v = self._split(self._part(h, slice(self._queries, None)), layout, 0)
-            q = self._rotated(self._part(h[:, :asking], slice(self._queries)), layout.first(asking), self.heads)
+            q = self._rotated(self._part(h[:, :asking], slice(self._queries)), layout.part(slice(asking)), self.heads)
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         else:
             q, k, v = self._queries_keys_values(h, layout)
@@ -240,9 +298,11 @@ class Block(Deriving):
         mixed = mixed.transpose(1, 2).flatten(2)
         return mixed if outputs is None else outputs.select(mixed)
 
-    def _queries_keys_values(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    def _queries_keys_values(
+        self, h: Tensor, layout: Layout, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, D] -> [B, heads, L, D/H] each, queries and keys as attention compares them."""
-        products = self._mapped("qkv", self.qkv, h)
+        products = self._mapped("qkv", self.qkv, h, weight)
         if self.query_norm is None and 2 * layout.cos.shape[-1] == self.head_width:
             counts = (self.heads, self.key_heads, self.key_heads)
             products = products.unflatten(-1, (-1, self.head_width))
@@ -250,8 +310,11 @@ class Block(Deriving):
         q, k, v = self._split(products, layout, self.heads)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def _mapped(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
-        # Adapters (LoRA) act only where their map is called.
+    def _mapped(self, name: str, linear: nn.Linear, x: Tensor, weight: Tensor | None) -> Tensor:
+        """The product with a map of the block, or with other weights in place of its own."""
+        if weight is not None:
+            return self._product(f"adapted {name}", x, weight, linear.bias)
+        # Adapters of peft act only where their map is called.
         if self.int8 and isinstance(linear, nn.Linear):
             return self._product(name, x, linear.weight, linear.bias)
         return linear(x)

@@ -102,7 +102,7 @@ class CurrentBlock:
             of_clean = (numbers >= ends)[:, None]
         size = stack.config.convolution
         neighbours = self._neighbours(*reach(size, shifted=self.shifted)) if size else None
-        clean = CleanSites(n, of_clean, neighbours)
+        clean = CleanSites(n, of_clean, neighbours, self._left_to_right)
         return stack.layout_at(self.positions, None if hidden is None else hidden[:, None], clean, self.shifted)
 
     def _neighbours(self, before: int, after: int) -> Tensor:

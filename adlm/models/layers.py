@@ -27,6 +27,7 @@ class Layout(NamedTuple):
     causal: `hidden` is the plain triangle.
     shifted: positions read the token before theirs, so a convolution looks to the left only.
     clean: for passes in blocks, how the clean sites are read, which come after those that `hidden` is about.
+    adapted: how many of the first positions use the adapters of a block, if it has any.
     """
 
     cos: Tensor
@@ -36,10 +37,11 @@ class Layout(NamedTuple):
     causal: bool = False
     shifted: bool = False
     clean: "CleanSites | None" = None
+    adapted: int = 0
 
-    def first(self, count: int) -> "Layout":
-        """The angles of the first `count` positions."""
-        return self._replace(cos=self.cos[..., :count, :, :, :], sin=self.sin[..., :count, :, :, :])
+    def part(self, positions: slice) -> "Layout":
+        """The angles of some of the positions."""
+        return self._replace(cos=self.cos[..., positions, :, :, :], sin=self.sin[..., positions, :, :, :])
 
     def at(self, positions: Tensor) -> "Layout":
         """The layout of the positions `positions` [B, m] alone, as they see all others."""
@@ -57,11 +59,13 @@ class CleanSites(NamedTuple):
     first: number of the first clean site; those before it are noisy.
     hidden: [B|1, 1, C, K], what the clean sites must not see; None for the plain triangle.
     neighbors: [B|1, size, S] sites that a convolution reads, -1 for none; None without a convolution.
+    left_to_right: the sites before `first` are read as a left-to-right model reads them, not as noisy ones.
     """
 
     first: int
     hidden: Tensor | None
     neighbours: Tensor | None
+    left_to_right: bool = False
 
 
 def shift_right(tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:

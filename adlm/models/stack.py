@@ -37,6 +37,9 @@ class StackConfig:
             then at most the root of a head's width: narrow heads cannot single out one of hundreds of tokens.
         input_reinjection: normalize the input and add it again before the block of this number; 0, as published, is
             never. A stack then sees its tokens as late as a denoiser with the `Hidden` hand-over does.
+        adapter_rank: of low-rank adapters (LoRA, arXiv 2106.09685) that act at noisy positions only (as in arXiv
+            2507.11851), and are all that is trained: the left-to-right model that a network starts from stays in it
+            unchanged, and finished text is cached as that model reads it. 0 is none.
 
     What follows is for the weights of other families (`adlm.convert.from_ar`):
 
@@ -63,6 +66,7 @@ class StackConfig:
     timed: bool = False
     query_key_norm: bool = False
     input_reinjection: int = 0
+    adapter_rank: int = 0
     norm: NormKind = "layer"
     norm_eps: float = 1e-5
     mlp: MlpKind = "gelu"
@@ -82,6 +86,12 @@ class StackConfig:
         for name in ("hidden", "kv_heads", "head_width"):
             if getattr(self, name) < 0:
                 raise OutOfRange(name, getattr(self, name), "at least 1, or 0 for the default")
+        if self.adapter_rank < 0:
+            raise OutOfRange("adapter_rank", self.adapter_rank, "at least 1, or 0 for none")
+        if self.adapter_rank and (self.timed or self.convolution):
+            raise ConfigError(
+                "adapters need a stack without time conditioning and without a convolution", subject="adapter_rank"
+            )
         for name in ("norm_eps", "rotary_base"):
             if not getattr(self, name) > 0:
                 raise OutOfRange(name, getattr(self, name), "positive")
@@ -239,7 +249,8 @@ class Stack(Deriving):
         if len(cos) == 1:
             cos, sin = cos[0], sin[0]
         clean = clean._replace(hidden=self._added(clean.hidden))
-        return Layout(cos, sin, None, self._added(hidden), shifted=shifted, clean=clean)
+        adapted = 0 if self.config.causal or clean.left_to_right else clean.first
+        return Layout(cos, sin, None, self._added(hidden), shifted=shifted, clean=clean, adapted=adapted)
 
     def _added(self, hidden: Tensor | None) -> Tensor | None:
         """What attention adds to the scores, so that not every block makes it, and keeps it for its backward pass."""
@@ -251,17 +262,18 @@ class Stack(Deriving):
     def _layout(self, x: Tensor, segments: Tensor | None, start: int) -> Layout:
         """Of the positions `start` and after; `segments` [B, start + L] has those before them too."""
         length = x.shape[1]
+        adapted = 0 if self.config.causal else length
         hidden = None
         if self.config.causal and not (start and length == 1):  # one new position sees all
             hidden = torch.ones(length, start + length, dtype=torch.bool, device=x.device).triu(start + 1)
         if segments is None:
             cos, sin = self.rotary(torch.arange(start, start + length, device=x.device)[:, None, None])
             causal = self.config.causal
-            return Layout(cos, sin, None, hidden, causal and not start, shifted=causal)
+            return Layout(cos, sin, None, hidden, causal and not start, shifted=causal, adapted=adapted)
         apart = (segments[:, start:, None] != segments[:, None, :])[:, None]
         cos, sin = self.rotary(positions_in(segments)[:, start:, None, None])
         hidden = apart if hidden is None else apart | hidden
-        return Layout(cos, sin, segments, hidden, shifted=self.config.causal)
+        return Layout(cos, sin, segments, hidden, shifted=self.config.causal, adapted=adapted)
 
     def _normalised(self, x: Tensor, condition: Tensor | None, outputs: Outputs | None) -> Tensor:
         if self.modulation is None:

@@ -5,12 +5,12 @@ so these are what another run starts from.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ModelError
@@ -63,7 +63,7 @@ class Finetune(Init):
             )
         _check_same(_differences("network", getattr(model, "config", None), getattr(other, "config", None)), asked)
         _check_shift(model, other, asked)
-        model.load_state_dict(other.state_dict())
+        _fill(model, other.state_dict())
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class AnchorFrom(Init):
         _check_same(differences, asked)
         _check_shift(model, other, asked)
         model.embedding.load_state_dict(other.embedding.state_dict())
-        model.anchor.load_state_dict(other.stack.state_dict())
+        _fill(model.anchor, other.stack.state_dict())
         model.anchor_head.load_state_dict(other.head.state_dict())
         _continue(model, other)
 
@@ -131,9 +131,15 @@ class SplitFrom(Init):
         for head in (model.anchor_head, model.head):
             head.load_state_dict(other.head.state_dict())
         weights, lower = other.stack.state_dict(), ours.layers[0]
-        model.anchor.load_state_dict({name: x for name, x in weights.items() if _layer(name) < lower})
+        _fill(model.anchor, {name: x for name, x in weights.items() if _layer(name) < lower})
         upper = {_moved(name, lower): x for name, x in weights.items() if _layer(name, lower) >= lower}
-        model.denoiser.load_state_dict(upper)
+        _fill(model.denoiser, upper)
+
+
+def _fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load weights that may lack those of adapters, which then begin by changing nothing."""
+    own = {name: x for name, x in module.state_dict().items() if ".adapters." in name}
+    module.load_state_dict({**own, **weights})
 
 
 def _layer(name: str, default: int = 0) -> int:
@@ -225,8 +231,9 @@ def _load(name: str, tokenizer: Tokenizer, asked: str) -> LanguageModel:
     return model
 
 
-# Fields without weights. Dropout is off when a model is used; what positions see may change from run to run.
-_WITHOUT_WEIGHTS = ("dropout", "attention", "denoiser_attention", "block_size", "shift")
+# Fields without weights. Dropout is off when a model is used; what positions see may change from run to run. Adapters
+# that the other model lacks begin by changing nothing.
+_WITHOUT_WEIGHTS = ("dropout", "attention", "denoiser_attention", "block_size", "shift", "adapter_rank")
 
 
 def _check_shift(ours: LanguageModel, theirs: LanguageModel, asked: str) -> None:

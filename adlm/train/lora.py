@@ -93,6 +93,17 @@ def _peft() -> ModuleType:
     return optional_module("peft", extra="lora", purpose="training adapters")
 
 
+def train_adapters_only(model: LanguageModel) -> None:
+    """Freeze what the left-to-right model in a network with adapters is made of, see `StackConfig.adapter_rank`.
+
+    Only the adapters are trained, and what the anchor stage alone is read through: its last norm and the bias of its
+    head.
+    """
+    anchor_alone = {"anchor.norm.weight", "anchor.norm.bias", "anchor_head.bias"}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".adapters." in name or (model.stages == 2 and name in anchor_alone))
+
+
 def freeze(model: LanguageModel, names: Sequence[str]) -> None:
     """Freeze parts of a model: they get no gradient and are in no optimizer.
 

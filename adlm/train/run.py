@@ -16,7 +16,7 @@ from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.objective import Objective
 from adlm.train.execution import Precision
 from adlm.train.init import Init, RandomInit
-from adlm.train.lora import Lora, freeze
+from adlm.train.lora import Lora, freeze, train_adapters_only
 from adlm.train.lr_schedules import LRSchedule, StableDecay
 from adlm.train.optimizers import Muon, OptimizerConfig
 
@@ -144,6 +144,8 @@ class Run:
         model = self.network.build(vocabulary)
         if tokenizer is not None:
             self.init.apply(model, tokenizer)
+        if any(stack.adapter_rank for stack in self.network.stacks):
+            train_adapters_only(model)
         if self.adapters is not None:
             self.adapters.apply(model)
         freeze(model, self.train.freeze)

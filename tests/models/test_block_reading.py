@@ -28,6 +28,11 @@ NETWORKS = {
     "positions": OneStageConfig(STACK, positions=20, block_size=4, shift=True),
     "anchored": TwoStageConfig(STACK, 2, block_size=4),
     "shifted anchored": TwoStageConfig(replace(STACK, convolution=2), 2, Hidden(), block_size=4, shift=True),
+    "adapters": OneStageConfig(replace(STACK, adapter_rank=3), block_size=4),
+    "shifted adapters": OneStageConfig(replace(STACK, adapter_rank=3, mlp="swiglu"), block_size=4, shift=True),
+    "anchored adapters": TwoStageConfig(
+        replace(STACK, adapter_rank=2, condition=8), 2, Continued(), block_size=4, shift=True
+    ),
     "towers": TwoStageConfig(TOWERS, 1, Hidden(), block_size=4, denoiser_attention="block"),
     "tower convolution": TwoStageConfig(
         replace(TOWERS, convolution=3), 2, Hidden(), block_size=4, denoiser_attention="block"
