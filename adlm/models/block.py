@@ -16,7 +16,7 @@ from adlm.models.adapter import Adapter
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
 from adlm.models.derived import Deriving
-from adlm.models.layers import CleanSites, Layout, ShortConvolution, attend, gelu, queries_keys_values, rotate
+from adlm.models.layers import CleanSites, Layout, ShortConvolution, attend, gelu, linear, queries_keys_values, rotate
 
 if TYPE_CHECKING:
     from adlm.models.stack import StackConfig
@@ -310,18 +310,18 @@ class Block(Deriving):
         q, k, v = self._split(products, layout, self.heads)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def _mapped(self, name: str, linear: nn.Linear, x: Tensor, weight: Tensor | None) -> Tensor:
+    def _mapped(self, name: str, module: nn.Linear, x: Tensor, weight: Tensor | None) -> Tensor:
         """The product with a map of the block, or with other weights in place of its own."""
         if weight is not None:
-            return self._product(f"adapted {name}", x, weight, linear.bias)
+            return self._product(f"adapted {name}", x, weight, module.bias)
         # Adapters of peft act only where their map is called.
-        if self.int8 and isinstance(linear, nn.Linear):
-            return self._product(name, x, linear.weight, linear.bias)
-        return linear(x)
+        if isinstance(module, nn.Linear):
+            return self._product(name, x, module.weight, module.bias)
+        return module(x)
 
     def _product(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not self.int8 or torch.is_grad_enabled():
-            return F.linear(x, weight, bias)
+            return linear(x, weight, bias)
         return int8.linear(x, self.derived(f"int8 {name}", lambda: int8.packed(weight, bias)))
 
     def _may_leave_out_queries(self) -> bool:
@@ -336,7 +336,7 @@ class Block(Deriving):
     def _part(self, h: Tensor, rows: slice) -> Tensor:
         """Some rows of the map to queries, keys and values."""
         bias = self.qkv.bias
-        return F.linear(h, self.qkv.weight[rows], None if bias is None else bias[rows])
+        return linear(h, self.qkv.weight[rows], None if bias is None else bias[rows])
 
     def _split(self, x: Tensor, layout: Layout, queries: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of so many heads, keys and values side by side -> each [B, L, heads, D/H], ready for attention."""

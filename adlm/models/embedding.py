@@ -6,11 +6,10 @@ Shapes: B batch, L length, D width, V vocabulary, N chosen positions.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.errors import ConfigError
-from adlm.models.layers import positions_in
+from adlm.models.layers import linear, positions_in
 from adlm.models.network import Vocabulary
 
 
@@ -79,7 +78,7 @@ class Head(nn.Module):
 
     def raw(self, h: Tensor) -> Tensor:
         """Logits including that of the mask, as the second stage reads them."""
-        return F.linear(h, self.weight, self.bias)
+        return linear(h, self.weight, self.bias)
 
     def forward(self, h: Tensor) -> Tensor:
         return widened(self.raw(h)).index_fill(-1, torch.full((1,), self.mask_id, device=h.device), -math.inf)

@@ -155,6 +155,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, hidden: Tensor | No
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b, as `F.linear`; on a CPU up to twice as fast at two to eight positions, which decoding reads.
+
+    There the weights are most of what is read, and MKL reads them faster as the left factor.
+    """
+    positions = x.numel() // x.shape[-1] if x.dim() > 1 else 1
+    if 2 <= positions <= 8 and by_few_rows(x):
+        product = torch.mm(weight, x.reshape(positions, -1).t()).t()
+        product = product.contiguous() if bias is None else product + bias
+        return product.view(*x.shape[:-1], -1)
+    return F.linear(x, weight, bias)
+
+
+def by_few_rows(x: Tensor) -> bool:
+    """Whether `linear` may take its other way: without gradients, in float32 on a CPU."""
+    plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return plain and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 def gelu(x: Tensor) -> Tensor:
     """x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form of GELU.
 
