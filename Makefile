@@ -71,8 +71,8 @@ results: $(READY)
 
 # The bundled model, two core-hours. STORIES15M: folder of the llama2.c model; STORIES, STORIES_TEST: files of TinyStories.
 box: $(READY)
-	$(BIN)/adlm adapt $(STORIES15M) --to anchored-block:4 --sizes 1 2 4 4 0 0 --prune-vocabulary --length 256 --rows 16 \
-		--lr 1.5e-4 --steps 690 --data self:1280 --data $(STORIES) --out runs/box
+	$(BIN)/adlm adapt $(STORIES15M) --to anchored-block:4 --sizes 1 2 4 4 0 0 0 --adapter-rank 56 --prune-vocabulary \
+		--length 256 --rows 16 --steps 1000 --data self:1280 --data $(STORIES) --out runs/box
 	$(BIN)/python docs/box.py runs/box --stories $(STORIES_TEST)
 
 # The site, into site/, with warnings as errors.

@@ -362,8 +362,16 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         tokens, calls, anchor_calls = zip(*samples, strict=True)
         return Sample(torch.cat(tokens), sum(calls), sum(anchor_calls))
 
-    def score(self, text: str, *, span: Span | None = None, draws: int = 64, seed: int = 0) -> Score:
-        """Score a text: -log p(text) in nats, exact for a left-to-right model, else a bound with its standard error.
+    def score(
+        self,
+        text: str,
+        *,
+        span: Span | None = None,
+        block_size: int | None = None,
+        draws: int = 64,
+        seed: int = 0,
+    ) -> Score:
+        """Score a text: -log p(text) in nats, exact from left to right, else a bound with its standard error.
 
         The bound is the mean of independent estimates, each from mask counts stratified over the row, and the
         error comes from their spread.
@@ -371,9 +379,15 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         Args:
             span: score only this part, given all the rest: a piece of the text that occurs once, or the numbers of
                 its first character and the one after its last. Tokens that reach into it count whole.
+            block_size: tokens per block that the model reads at once: 1 is left to right, 0 whole rows. By default 1 if
+                it was trained so, otherwise its own size.
             draws: mask counts in all.
         """
-        reader = self if span is None else self.both_sides
+        if span is not None and block_size is not None:
+            raise ConfigError("give either a span or a block_size", subject="block_size")
+        if block_size is None and span is None and 1 in self.block_sizes:
+            block_size = 1
+        reader = self.both_sides if span is not None else self if block_size is None else self.in_blocks(block_size)
         return score_text(reader.network, reader.rows, text, span=span, draws=draws, seed=seed)
 
     def _texts(

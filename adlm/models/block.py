@@ -160,16 +160,16 @@ class Block(Deriving):
         """As `forward`, with the adapters at noisy positions, which come first, and without them at clean ones."""
         own = self.derived("adapted", lambda: self._changed(w))
         count = layout.adapted
+        h = self.norm_1.scaled(x, w.gain_1, w.shift_1)
+        if self.convolution is not None:
+            h = self.convolution(h, layout, memory)
         noisy, clean = x[:, :count], x[:, count:]
-        if not self.qkv.weight.requires_grad:
-            clean = clean.detach()  # nothing that is trained comes before it, so it needs no gradient
-        parts = [(noisy, own, layout.part(slice(count)))]
+        parts = [(h[:, :count], own.qkv, layout.part(slice(count)))]
         if clean.shape[1]:
-            parts.append((clean, w, layout.part(slice(count, None))))
-        heads = [
-            self._queries_keys_values(self.norm_1.scaled(part, each.gain_1, each.shift_1), where, each.qkv)
-            for part, each, where in parts
-        ]
+            parts.append((h[:, count:], w.qkv, layout.part(slice(count, None))))
+            if not self.qkv.weight.requires_grad:  # nothing that is trained comes before clean positions
+                clean, parts[1] = clean.detach(), (parts[1][0].detach(), *parts[1][1:])
+        heads = [self._queries_keys_values(part, where, weight) for part, weight, where in parts]
         k, v = (torch.cat(both, 2) for both in list(zip(*heads, strict=True))[1:])
         if memory is not None:
             assert isinstance(memory, SlotMemory)

@@ -88,10 +88,8 @@ class StackConfig:
                 raise OutOfRange(name, getattr(self, name), "at least 1, or 0 for the default")
         if self.adapter_rank < 0:
             raise OutOfRange("adapter_rank", self.adapter_rank, "at least 1, or 0 for none")
-        if self.adapter_rank and (self.timed or self.convolution):
-            raise ConfigError(
-                "adapters need a stack without time conditioning and without a convolution", subject="adapter_rank"
-            )
+        if self.adapter_rank and self.timed:
+            raise ConfigError("adapters need a stack without time conditioning", subject="adapter_rank")
         for name in ("norm_eps", "rotary_base"):
             if not getattr(self, name) > 0:
                 raise OutOfRange(name, getattr(self, name), "positive")

@@ -73,10 +73,10 @@ def _lead(corpus: str, trained: Mapping[str, StepOutcome]) -> str:
     floor, unit = _floor(corpus), "story" if _floor(corpus) else "token"
     ar, blocks = (_nats(trained[name], unit).value for name in ("ar", TAKE_HOME))
     seen = f"AR costs {ar:.3g} nats per {unit}" + (f", where the grammar itself costs {floor:.3g}" if floor else "")
-    seen += f"; ADLM in blocks, which starts from AR's weights, costs at most {blocks:.3g} ({blocks / ar - 1:+.0%})"
+    seen += "; ADLM in blocks keeps AR's weights, which verify what its adapters draft, so that it writes as AR does"
     if floor:
-        seen += f" and writes {_flawless(corpus, trained[TAKE_HOME].result['texts']).value:.0f} % flawless stories"
-    return f"{seen}. {_LAG}"
+        seen += f" ({_flawless(corpus, trained[TAKE_HOME].result['texts']).value:.0f} % flawless stories)"
+    return f"{seen}, and costs at most {blocks:.3g} nats if the blocks are written without AR. {_LAG}"
 
 
 def _table(
@@ -113,7 +113,8 @@ def _note(trained: Mapping[str, StepOutcome], temperature: float) -> str:
         f"{size}± is a 95 % interval over held-out rows and over texts; ≤ marks a bound, from 8 mask counts per row. "
         f"Minutes are of training, {alone}; those of the last model include AR's. Texts are written at "
         f"temperature {temperature:g}. Tokens per second: one text at a time, by the model's own sampler. "
-        "Draft and verify samples from the left-to-right reading of the network."
+        "The last model drafts in blocks and verifies from left to right, where it is the AR model; its nats are those "
+        "of its blocks alone."
     )
 
 

@@ -19,7 +19,7 @@ from tests.models.test_block_reading import STACK, built, rows
 
 ADAPTED = replace(STACK, adapter_rank=3)
 ONE = OneStageConfig(ADAPTED, block_size=4, shift=True)
-TWO = TwoStageConfig(ADAPTED, 2, Continued(), block_size=4, shift=True)
+TWO = TwoStageConfig(replace(ADAPTED, convolution=3), 2, Continued(), block_size=4, shift=True)
 
 
 def without_adapters(model, network):
@@ -94,6 +94,6 @@ def test_int8_reads_both_sets_of_weights():
 
 def test_what_cannot_be_is_refused():
     with raises(ConfigError, subject="adapter_rank"):
-        replace(ADAPTED, convolution=3)
+        replace(ADAPTED, attention="full", timed=True, condition=8)
     with raises(ConfigError, subject="adapter_rank"):
         AdaptOptions(lora=2, adapter_rank=2)

@@ -31,7 +31,7 @@ NETWORKS = {
     "adapters": OneStageConfig(replace(STACK, adapter_rank=3), block_size=4),
     "shifted adapters": OneStageConfig(replace(STACK, adapter_rank=3, mlp="swiglu"), block_size=4, shift=True),
     "anchored adapters": TwoStageConfig(
-        replace(STACK, adapter_rank=2, condition=8), 2, Continued(), block_size=4, shift=True
+        replace(STACK, adapter_rank=2, condition=8, convolution=3), 2, Continued(), block_size=4, shift=True
     ),
     "towers": TwoStageConfig(TOWERS, 1, Hidden(), block_size=4, denoiser_attention="block"),
     "tower convolution": TwoStageConfig(
