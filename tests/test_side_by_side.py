@@ -210,6 +210,7 @@ def alone(tmp_path_factory) -> dict[str, bytes]:
     return weights(root)
 
 
+@pytest.mark.slow
 def test_runs_stopped_and_resumed_have_the_weights_of_each_alone(alone, tmp_path):
     """Ctrl-C goes to every process of the terminal; of one that is killed, the others learn only that it is gone."""
     (tmp_path / "slow").touch()

@@ -160,15 +160,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     There the weights are most of what is read, and MKL reads them faster as the left factor.
     """
-    positions = x.numel() // x.shape[-1] if x.dim() > 1 else 1
-    if 2 <= positions <= 8 and by_few_rows(x):
+    if _may_swap_factors(x) and 2 <= (positions := x.numel() // x.shape[-1]) <= 8:
         product = torch.mm(weight, x.reshape(positions, -1).t()).t()
         product = product.contiguous() if bias is None else product + bias
         return product.view(*x.shape[:-1], -1)
     return F.linear(x, weight, bias)
 
 
-def by_few_rows(x: Tensor) -> bool:
+def _may_swap_factors(x: Tensor) -> bool:
     """Whether `linear` may take its other way: without gradients, in float32 on a CPU."""
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return plain and not torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -51,6 +51,7 @@ def kill_one(process: Process, luck: random.Random) -> None:
     assert process.until(lambda: len(process.workers()) == 2 and not {*process.workers()} & {*before}), process.said()
 
 
+@pytest.mark.slow
 def test_started_again_by_torchrun_a_run_ends_as_if_nobody_had_been_killed(whole, tmp_path):
     process = train_on_two(LONGER, tmp_path / "killed", restarts=3)
     kill_one(process, random.Random(0))

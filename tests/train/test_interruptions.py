@@ -142,6 +142,7 @@ def test_a_finished_run_trains_no_more(whole, tmp_path):
     assert same(out, whole) == ALL_THE_SAME
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_a_run_ends_the_same(tmp_path):
     """With SIGKILL, at random moments, the first while a checkpoint is being written."""
     run, out, luck = larger(steps=20, width=96), tmp_path / "killed", random.Random(0)

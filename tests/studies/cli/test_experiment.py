@@ -51,6 +51,7 @@ def test_a_plan_trains_nothing_and_leaves_runs_that_train_elsewhere(tmp_path, ca
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_two_jobs_share_the_work_and_the_report_has_all_of_it(tmp_path, capsys):
     words = ["experiment", "anchoring", *TINY, "--seeds", "1", "--out", str(tmp_path)]
     assert main([*words, "--jobs", "2"]) == 0

@@ -82,6 +82,7 @@ def test_rows_per_step_change_the_batch_of_every_arm_and_no_arm_loses_its_share_
     assert works["MDLM"].run.train.steps == 100
 
 
+@pytest.mark.slow
 def test_the_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     monkeypatch.setitem(settings.NANO, "stories", replace(settings.NANO["stories"], source="stories:200"))
     monkeypatch.setattr(settings, "STACK", StackConfig(width=16, heads=2))

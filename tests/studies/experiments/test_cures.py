@@ -52,6 +52,7 @@ def test_the_study_is_a_value():
     assert from_json(Study, to_json(study)) == study  # type: ignore[type-abstract]
 
 
+@pytest.mark.slow
 def test_the_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     monkeypatch.setitem(settings.NANO, "stories", replace(settings.NANO["stories"], source="stories:200"))
     monkeypatch.setattr(settings, "STACK", StackConfig(width=16, heads=2))

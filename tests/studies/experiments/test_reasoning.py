@@ -77,6 +77,7 @@ def test_a_small_study_runs_from_training_to_its_report(tmp_path, monkeypatch):
     assert run_study(study, tmp_path) == found
 
 
+@pytest.mark.slow
 def test_models_are_asked_problems_of_other_sizes_too(tmp_path, monkeypatch):
     monkeypatch.delenv("ADLM_DATA", raising=False)
     lesson = Lesson({"least": 6, "most": 8}, 600, 0.001, 16)
