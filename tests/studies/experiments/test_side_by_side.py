@@ -23,7 +23,6 @@ class Messages(Callback):
         self.messages.append(message)
 
 
-@pytest.mark.slow
 def test_the_outcomes_are_those_of_one_step_after_the_other(tmp_path):
     alone = run_study(Counting(), tmp_path / "alone")
     (tmp_path / "jobs").mkdir()
