@@ -1,7 +1,7 @@
 r"""Put an adapted model into the package, in half precision, with its figures and those of its source in its card.
 
-    adlm adapt STORIES15M --to anchored-block:4 --sizes 1 2 4 4 0 0 0 --adapter-rank 56 --prune-vocabulary --length 256 \
-        --rows 16 --steps 1000 --data self:1280 --data STORIES --out runs/box
+    adlm adapt STORIES15M --to anchored-block:4 --sizes 1 2 4 4 0 0 0 --adapter-rank 56 --prune-vocabulary \
+        --length 256 --rows 16 --steps 1000 --data self:1280 --data STORIES --out runs/box
     python docs/box.py runs/box --stories TEST.jsonl
 
 STORIES15M is the folder of the llama2.c model (model.bin, tokenizer.bin); STORIES and TEST.jsonl are stories of
@@ -75,9 +75,9 @@ DATA = (
 NOTES = """
 A small model of small stories: it shows how one network writes from left to right, in blocks and by filling holes, and
 is fit for nothing else. It was adapted on a CPU from stories15M, a left-to-right model of karpathy's llama2.c (MIT):
-6,952 of its 32,000 tokens are kept, its lower four layers are the anchor stage, its upper two the denoiser. From left to
-right it is stories15M itself; low-rank adapters, all that was trained, read blocks and holes. Figures are of one run. They
-are exact from left to right, else upper bounds.
+6,952 of its 32,000 tokens are kept, its lower four layers are the anchor stage, its upper two the denoiser. From left
+to right it is stories15M itself; low-rank adapters, all that was trained, read blocks and holes. Figures are of one
+run. They are exact from left to right, else upper bounds.
 """
 
 
