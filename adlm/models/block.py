@@ -310,10 +310,10 @@ class Block(Deriving):
         q, k, v = self._split(products, layout, self.heads)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def _mapped(self, name: str, module: nn.Linear, x: Tensor, weight: Tensor | None) -> Tensor:
+    def _mapped(self, name: str, module: nn.Module, x: Tensor, weight: Tensor | None) -> Tensor:
         """The product with a map of the block, or with other weights in place of its own."""
         if weight is not None:
-            return self._product(f"adapted {name}", x, weight, module.bias)
+            return self._product(f"adapted {name}", x, weight, cast("nn.Linear", module).bias)
         # Adapters of peft act only where their map is called.
         if isinstance(module, nn.Linear):
             return self._product(name, x, module.weight, module.bias)
