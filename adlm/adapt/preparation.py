@@ -44,6 +44,7 @@ class AdaptOptions:
         freeze: parts that are not trained: anchor, denoiser, or a prefix of parameter names.
         length: tokens per row; by default those of the model.
         rows: per step.
+        holes: fraction of whole rows in which only tokens in holes are masked, as infilling meets them.
         seed: of training and sampled texts.
     """
 
@@ -56,6 +57,7 @@ class AdaptOptions:
     length: int | None = None
     rows: int = 16
     seed: int = 0
+    holes: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in (("steps", self.steps), ("length", self.length), ("rows", self.rows)):
@@ -174,7 +176,7 @@ def adaptation_run(
         name,
         data[0] if len(data) == 1 else Together(data),
         network,
-        target.objective(together=micro_batch, left_to_right=not options.adapter_rank),
+        target.objective(together=micro_batch, left_to_right=not options.adapter_rank, holes=options.holes),
         train,
         ValidationConfig(every=max(100, steps // 10), num_rows=64, draws=2, micro_batch_size=train.micro_batch_size),
         CheckpointConfig(every=100),

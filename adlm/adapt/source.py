@@ -14,13 +14,15 @@ def open_left_to_right(name: str | Path, options: Options = Options()) -> TextMo
     """A left-to-right model as a network of this package.
 
     Args:
-        name: a model of this package (folder or owner/name), a folder or Hub name of GPT-2, Llama, Qwen2, Qwen3 or
-            GPT-NeoX as the library transformers saves them, or a file or folder of llama2.c.
+        name: a model of this package (folder or owner/name; training continues from the adapters of one that has them),
+            a folder or Hub name of GPT-2, Llama, Qwen2, Qwen3 or GPT-NeoX as the library transformers saves them, or a
+            file or folder of llama2.c.
         options: of a foreign model: the tokenizer, the length of its rows.
     """
     asked = f"asked to adapt {name}"
     model = _opened(str(name), options, asked)
-    if not model.network.causal:
+    adapted = any(stack.adapter_rank for stack in model.config.network.stacks)  # and reads as before from left to right
+    if not model.network.causal and not adapted:
         fix = "name a left-to-right model; `adlm train` with init=Finetune continues the training of this one"
         raise ModelError(asked, "it is a masked model already", fix, subject=str(name))
     if not model.config.network.stacks:

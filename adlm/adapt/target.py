@@ -105,17 +105,20 @@ class Target:
         lower = replace(source.stack, layers=layers - upper, attention=attention)
         return TwoStageConfig(lower, upper, Continued(), tied, positions, size, True, start=source.start)
 
-    def objective(self, together: int = 1, *, left_to_right: bool = True) -> Objective:
+    def objective(self, together: int = 1, *, left_to_right: bool = True, holes: float = 0.0) -> Objective:
         """The training objective: the bound, with the anchor term if the source is split into two stages.
 
         Args:
             together: rows that draw one block size, see `BlockMasking`.
             left_to_right: train blocks of one token too, if they are among the sizes.
+            holes: fraction of whole rows that are masked in holes only, see `BlockMasking`.
         """
         masking: Corruption = CountMasking()
+        if holes and 0 not in self.sizes:
+            raise ConfigError("holes are cut into whole rows: put 0 among --sizes", subject="holes")
         if self.block_size:
             sizes = tuple(size for size in self.sizes if size != 1 or left_to_right)
-            masking = BlockMasking(sizes, self.progressive, together)
+            masking = BlockMasking(sizes, self.progressive, together, holes)
         if self.kind in ("anchored", "anchored-block"):
             return Anelbo(masking, _RARE, gamma=_GAMMA, masked_only=True)
         return Nelbo(masking)

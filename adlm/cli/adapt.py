@@ -34,6 +34,7 @@ def command(
     adapter_rank: int = 0,
     length: int | None = None,
     rows: int = 16,
+    holes: float = 0.0,
     seed: int = 0,
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     resume: Literal["auto", "never"] = "auto",
@@ -67,6 +68,7 @@ def command(
             stays exactly the source.
         length: tokens per row; by default those of the model.
         rows: rows per step.
+        holes: fraction of the whole rows (0 among --sizes) in which only holes are masked: for models that fill holes.
         dry_run: print the run, its cost and the time it may take, and stop.
         resume: auto resumes from the newest complete checkpoint in the folder; never starts the training again.
         allow_change: resume even though settings have changed, if those may change.
@@ -77,7 +79,7 @@ def command(
         cache: folder for prepared data; $ADLM_CACHE or ~/.cache/adlm by default.
     """
     target = Target.parse(to, sizes or None, progressive=progressive)
-    options = AdaptOptions(steps, lr, prune_vocabulary, lora_rank, adapter_rank, freeze, length, rows, seed)
+    options = AdaptOptions(steps, lr, prune_vocabulary, lora_rank, adapter_rank, freeze, length, rows, seed, holes)
     if dry_run:
         run, vocabulary = planned_run(model, target, data, options)
         show_run(run, device=device, shard=shard, vocabulary=vocabulary)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from adlm.diffusion.corruption import Corruption
+from adlm.diffusion.holes import in_holes
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.layers import starts_of
 from adlm.models.two_copies import block_numbers
@@ -30,11 +31,14 @@ class BlockMasking(Corruption):
         progressive: take several sizes one after another, each for the same part of the run, instead of drawing them.
         together: consecutive rows of the run that draw one size. With a micro-batch of as many rows, all of its rows
             have the same, so that blocks of 1 and whole rows are read in one copy instead of two.
+        holes: the fraction of whole rows in which only tokens in holes are masked (`in_holes`): the bound of the holes
+            given the rest of the text, which is what infilling needs. The loss is then no bound of the text.
     """
 
     sizes: tuple[int, ...] = (16,)
     progressive: bool = False
     together: int = 1
+    holes: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -43,10 +47,18 @@ class BlockMasking(Corruption):
             raise OutOfRange("sizes", min(self.sizes), "at least 1, or 0 for whole rows")
         if self.together < 1:
             raise OutOfRange("together", self.together, "at least 1")
+        if not 0 <= self.holes <= 1:
+            raise OutOfRange("holes", self.holes, "from 0 to 1")
+        if self.holes and 0 not in self.sizes:
+            raise ConfigError("holes are cut into whole rows: put 0 among the sizes", subject="holes")
         if not self.times.uniform:
             raise ConfigError(
                 "the levels of blocks are spread evenly: BlockMasking needs uniform times", subject="times"
             )
+
+    @property
+    def bounds(self) -> bool:
+        return not self.holes
 
     def __call__(self, batch: Batch, mask_id: int, noise: Noise, progress: float = 1.0) -> Corrupted:
         level = self.times.levels(batch.sample_id, noise.fork("time"))
@@ -84,6 +96,10 @@ class BlockMasking(Corruption):
             # Whole rows are read only where the length of the text is known.
             filled = batch.valid | (texts.gather(1, blocks) & (blocks[:, -1:] > 0))
             scored, segments = scored | (filled & ~batch.valid), filled.long() - 1
+        if self.holes:
+            chosen = noise.fork("chosen").uniform(batch.sample_id, 1).to(tokens.device) < self.holes
+            holes = in_holes(scored, batch.sample_id, noise)
+            scored = torch.where(chosen & (blocks[:, -1:] == 0), holes, scored)
         n = torch.zeros(rows, count, dtype=torch.long, device=tokens.device).scatter_add_(1, blocks, scored.long())
         k = (self._levels(level, blocks[:, -1:] + 1, count, batch, noise) * n).long().minimum(n - 1) + 1
         # Ranks of random numbers within each block, unscored positions last.

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import adlm
-from adlm.adapt import AdaptOptions, adapt, open_left_to_right, planned_run
+from adlm.adapt import AdaptOptions, Target, adapt, open_left_to_right, planned_run
 from adlm.data.config import Prompts
 from adlm.data.packing import Wrapped
 from adlm.data.together import Together
@@ -161,3 +161,31 @@ def test_what_cannot_be_adapted_is_refused(tmp_path):
 def _saved(tmp_path):
     left_to_right().save(tmp_path / "ar")
     return tmp_path / "ar"
+
+
+def test_adapters_can_be_trained_further(tmp_path):
+    options = replace(QUICK, adapter_rank=2)
+    left_to_right().save(tmp_path / "ar")
+    cached = FitOptions(cache=tmp_path / "cache")
+
+    def trained(source, out, **changed):
+        return adapt(
+            source, Target.parse("anchored-block:2", (2, 0)), ("self:60",), out, options=replace(options, **changed),
+            device="cpu", fit_options=cached, callbacks=(),
+        )  # fmt: skip
+
+    trained(tmp_path / "ar", tmp_path / "once")
+    report = trained(tmp_path / "once", tmp_path / "twice", holes=0.5)
+    (own,) = report.held_out
+    once, twice = (adlm.load(tmp_path / name) for name in ("once", "twice"))
+    assert once.score("abab", block_size=1) == twice.score("abab", block_size=1)
+    adapters = [name for name in once.network.state_dict() if "adapters" in name]
+    assert any(not once.network.state_dict()[name].equal(twice.network.state_dict()[name]) for name in adapters)
+    assert own.before[0] != own.after[0]
+    assert twice.config.run["objective"]["corruption"]["holes"] == 0.5
+
+
+def test_holes_need_whole_rows(tmp_path):
+    left_to_right().save(tmp_path / "ar")
+    with raises(ConfigError, subject="holes"):
+        planned_run(tmp_path / "ar", "block:4", ["self:60"], replace(QUICK, holes=0.5))
