@@ -1,7 +1,8 @@
 """Does anchoring help? The conclusive study: docs/studies/anchoring-2.md has its design, written before it was run.
 
-Its steps are in the order in which they decide the question: the main comparison first, then a smaller budget,
-size and every trick, then one seed of everything else, then more seeds, and the largest models last.
+Its steps go from small to large, so that every hour of computing ends in finished runs: the main comparison at the
+smallest size, at a smaller budget, and in full, then every trick, one seed of everything else, more seeds, and the
+largest models last.
 """
 
 import re
@@ -66,9 +67,9 @@ def _others(seed: int) -> tuple[Phase, ...]:
 
 
 PHASES = (
-    Phase("main", MAIN, (0, 1, 2), tokens=20 * MILLION),
+    Phase("sizes", MAIN, (0, 1, 2, 3, 4), size="S"),
     Phase("tokens", MAIN, (0, 1, 2)),
-    Phase("sizes", MAIN, (0, 1), size="S"),
+    Phase("main", MAIN, (0, 1, 2), tokens=20 * MILLION),
     Phase("tricks", _TRICKS, (0,)),
     Phase("sizes", MAIN, (0, 1), size="B"),
     *_others(0),
