@@ -68,10 +68,10 @@ def verdict(gap: Interval) -> str:
     if gap.runs < 2:
         return "one seed"
     if gap.high < 0:
-        return "yes" if gap.value <= -THRESHOLD else "yes, by less than counts"
+        return "yes" if gap.value <= -THRESHOLD else "yes, but a negligible one"
     if gap.low > 0:
         return "worse"
-    return "no gain that counts" if gap.low > -THRESHOLD else "undecided"
+    return "no gain that matters" if gap.low > -THRESHOLD else "undecided"
 
 
 def answer(outcomes: Sequence[StepOutcome]) -> str:
@@ -93,7 +93,7 @@ def answer(outcomes: Sequence[StepOutcome]) -> str:
     elif "undecided" in told:
         said = "Whether anchoring helps is undecided"
     elif told[0] == "yes":
-        said = "The two stages help and the anchor loss adds nothing that counts"
+        said = "The two stages help and the anchor loss adds nothing that matters"
     else:
         said = "Anchoring does not help"
     text = (

@@ -190,10 +190,10 @@ def main_outcomes(stages, loss, **setting):
     ("stages", "loss", "said"),
     [
         (-0.05, -0.05, "Anchoring helps"),
-        (-0.05, 0.0, "The two stages help and the anchor loss adds nothing that counts"),
+        (-0.05, 0.0, "The two stages help and the anchor loss adds nothing that matters"),
         (0.0, 0.0, "Anchoring does not help"),
         (0.05, 0.05, "Anchoring does not help"),
-        (0.0, -0.01, "Anchoring does not help"),  # a gain of less than counts
+        (0.0, -0.01, "Anchoring does not help"),  # a gain too small to matter
     ],
 )
 def test_the_answer_follows_from_the_differences(stages, loss, said):
@@ -213,8 +213,8 @@ def test_differences_are_within_seeds_and_on_the_same_rows_only():
     ("low", "high", "said"),
     [
         (-0.05, -0.03, "yes"),
-        (-0.02, -0.01, "yes, by less than counts"),
-        (-0.01, 0.01, "no gain that counts"),
+        (-0.02, -0.01, "yes, but a negligible one"),
+        (-0.01, 0.01, "no gain that matters"),
         (0.01, 0.02, "worse"),
         (-0.06, 0.02, "undecided"),
     ],

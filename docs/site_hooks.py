@@ -1,4 +1,4 @@
-"""Lets the site's pages link to files of the repository that are not under docs/: a hook of mkdocs.
+"""A hook of mkdocs: lets pages link to files of the repository outside docs/, and keeps figures on one line.
 
 Pages are read in the repository too, where `../runs/README.md` is a file. On the site such files are pages,
 pictures and downloads under `repository/`, brought there when a page asks for them.
@@ -14,6 +14,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(!?\[([^\]]*)\]\()((?!https?:|mailto:|#)[^)#\s]+)([^)]*\))")
+IN_A_FIGURE = re.compile(r"(?<=≤) (?=[\d.])|(?<=\d) (?=±)|(?<=±) (?=[\d.])")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -34,7 +35,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links to where their files are on the site. A folder has no page, so its name is left as text."""
+    """Point links to where their files are on the site. A folder has no page, so its name is left as text.
+
+    Figures such as "≤ 4.20 ± 0.17" get spaces that do not break.
+    """
     source = Path(page.file.abs_src_path or DOCS)
 
     def pointed(match: re.Match[str]) -> str:
@@ -46,7 +50,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return text
         return begin + "../" * page.file.src_uri.count("/") + _place(target) + end
 
-    return LINK.sub(pointed, markdown)
+    return IN_A_FIGURE.sub("\N{NO-BREAK SPACE}", LINK.sub(pointed, markdown))
 
 
 def _place(target: Path) -> str:
