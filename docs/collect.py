@@ -6,6 +6,7 @@
 """
 
 import json
+import shlex
 import sys
 import textwrap
 from dataclasses import fields
@@ -40,8 +41,8 @@ def main() -> None:
         for old in OUT.glob(f"{study.name}-*.svg"):
             if old.stem.removeprefix(f"{study.name}-").isdecimal():  # anchoring-2-1.svg is not of anchoring
                 old.unlink()
-        command = f"`{_command(study)}`; [all numbers]({study.name}.json)."
-        lines = [f"# {report.title}", OPENING.format(study.name), _wrapped(report.lead), command]
+        lines = [f"# {report.title}", OPENING.format(study.name), _wrapped(report.lead)]
+        lines += [f"```bash\n{_command(study)}\n```", f"[All numbers]({study.name}.json)."]
         charts = 0
         for section in report.sections:
             if isinstance(section, Chart):
@@ -64,8 +65,17 @@ def _wrapped(text: str) -> str:
 def _command(study: Study) -> str:
     plain, words = type(study)(), [f"adlm experiment {study.name} --seeds {study.seeds}"]
     changed = {each.name: getattr(study, each.name) for each in fields(study) if each.name != "seeds"}
-    words += [f"--set {name}={value}" for name, value in changed.items() if value != getattr(plain, name)]
-    return " ".join(words)
+    for name, value in changed.items():
+        if value != getattr(plain, name):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            words.append(f"--set {shlex.quote(f'{name}={text}')}")
+    lines = words[:1]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= 118:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"    {word}")
+    return " \\\n".join(lines)
 
 
 def _table(table: ReportTable) -> str:

@@ -1,4 +1,4 @@
-"""One network, read in three ways: the bundled model scores and continues a text from left to right and in blocks."""
+"""One network, read in several ways: the bundled model scores and continues a text from left to right and in blocks."""
 
 import adlm
 

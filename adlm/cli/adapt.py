@@ -55,8 +55,8 @@ def command(
         to: block:16, masked, anchored, anchored-block:16 or towers:16, with any block size.
         data: a corpus as in `adlm prepare`, or self:N: N texts that the model samples itself. Can be repeated.
         out: where the model, its source, sampled texts and the report go; runs/MODEL-TO by default.
-        sizes: block sizes to train, drawn per row, as often as they are listed; 0 is the whole row. By default 1, 2, 4
-            and so on up to that of --to.
+        sizes: block sizes to train, drawn per row, each as often as it is listed; 0 is the whole row. By default 1, 2,
+            4 and so on up to that of --to.
         progressive: train the sizes one after another instead.
         steps: by default two passes over the data, at least 300.
         lr: peak learning rate; by default 1e-4 (AdamW) from 5 million parameters on, that of Muon below;

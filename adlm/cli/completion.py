@@ -12,6 +12,7 @@ def command(shell: Annotated[Literal["bash", "zsh", "tcsh"], tyro.conf.Positiona
     """Print a script that completes commands and options.
 
     bash: adlm completion bash > ~/.local/share/bash-completion/completions/adlm
+
     zsh:  adlm completion zsh > ~/.zfunc/_adlm, with ~/.zfunc in $fpath
 
     Args:

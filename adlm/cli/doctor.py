@@ -30,7 +30,7 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "
 
 
 def command() -> None:
-    """Print versions, devices, number formats, extras and what would fail: what to send along with a question."""
+    """Print versions, devices, number formats, extras and what would fail. Include the output in a question."""
     failing = []
     parts = {
         "versions": _versions(),

@@ -42,13 +42,13 @@ def command(
         hole: the constraint of a hole, once per hole in order: any, digits, 'choice:red|blue green', or
             'pattern:[A-Z][a-z]+', a regular expression.
         n: number of texts.
-        best_of: fill the holes this many times per text and keep the likeliest, read from left to right.
+        best_of: fill the holes this many times per text and keep the text that is most likely from left to right.
         seed: random seed. The same seed gives the same texts.
         sampler: by name, as in `adlm sample`.
         steps: number of sampler steps.
-        temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
-        top_p: draw only from the likeliest tokens that together have this probability.
-        top_k: draw only from this many of the likeliest tokens.
+        temperature: below 1, likely tokens become more likely; 0 always takes the most likely one.
+        top_p: draw only from the most likely tokens that together have this probability.
+        top_k: draw only from this many of the most likely tokens.
         set: any option of the sampler, as in --set eta=0.02 --set min_p=0.1.
         live: show the text while it is written, on a terminal.
         out: also write the texts to this file, one JSON object per line, with the sampler.

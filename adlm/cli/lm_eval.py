@@ -10,7 +10,7 @@ ABOUT = """usage: adlm lm-eval run --model adlm --model_args pretrained=FOLDER -
 
 The command line of lm-evaluation-harness, which knows the model `adlm` here. pretrained is a folder or a name on the
 Hugging Face Hub; further --model_args: draws=32, seed=0, max_length, max_gen_toks, sampler, steps, temperature,
-block_size, full_rows, revision. Log-likelihoods of masked models are lower bounds from so many draws.
+block_size, full_rows, revision. Log-likelihoods of masked models are lower bounds from that many draws.
 
   adlm lm-eval run --help    the options of the harness
   adlm lm-eval ls tasks      its tasks; --include_path has your own"""

@@ -20,7 +20,7 @@ def command(
     Checkpoints, metrics and other files are not uploaded. A card that was edited on the Hub is kept.
 
     Args:
-        folder: one that `adlm train` or `TextModel.save` wrote, or box: the bundled model.
+        folder: a folder that `adlm train` or `TextModel.save` wrote, or box, the bundled model.
         name: OWNER/NAME on the Hub.
         private: make a new repository private.
     """

@@ -68,9 +68,9 @@ def command(
         n: number of texts per prompt.
         seed: random seed. The same seed gives the same texts, together or one by one.
         steps: number of sampler steps.
-        temperature: below 1 likely tokens become likelier; 0 takes the likeliest always.
-        top_p: draw only from the likeliest tokens that together have this probability.
-        top_k: draw only from this many of the likeliest tokens.
+        temperature: below 1, likely tokens become more likely; 0 always takes the most likely one.
+        top_p: draw only from the most likely tokens that together have this probability.
+        top_k: draw only from this many of the most likely tokens.
         block_size: write from left to right in blocks of this many tokens.
         max_new_tokens: write at most this many tokens after the prompt.
         set: any option of the sampler, as in --set eta=0.02 --set min_p=0.1.
@@ -78,8 +78,8 @@ def command(
         live: show the text while it is written, on a terminal.
         out: also write the texts to this file, one JSON object per line, with the sampler.
         device: auto, cpu, cuda or mps.
-        precision: of the network: bfloat16 is quicker where the processor has it, int8 on any CPU; neither is exact.
-        compile: torch.compile the blocks, which delays the first texts.
+        precision: of the network: bfloat16 is faster on processors that support it, int8 on any CPU; neither is exact.
+        compile: compile the blocks with torch.compile; the first texts take longer.
         revision: a branch, tag or commit on the Hub.
     """
     if prompt is not None and prompts is not None:

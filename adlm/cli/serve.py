@@ -25,7 +25,7 @@ def command(
     studio: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     limits: ServerLimits = ServerLimits(),  # noqa: B008 # a frozen value
 ) -> None:
-    """Serve models over HTTP: /v1/completions as OpenAI's clients ask, /v1/generate, /v1/infill, /v1/score.
+    """Serve models over HTTP: /v1/completions as OpenAI's clients expect, /v1/generate, /v1/infill, /v1/score.
 
     Stops on SIGTERM and Ctrl+C, after running requests have finished. The log has routes and times, never texts.
 
@@ -34,13 +34,13 @@ def command(
         beside: another model, requested by its name; may be repeated.
         host: unless this is 127.0.0.1, other machines can reach the server and a key is needed.
         port: 0 takes any free one.
-        key: what requests must bring as `Authorization: Bearer KEY`; better given as ADLM_KEY, which no list of
-            processes shows.
+        key: key that requests must send as `Authorization: Bearer KEY`. ADLM_KEY is safer, because lists of processes
+            do not show it.
         key_file: several keys, one per line: the name of a client, a space, its key.
         workers: processes behind the port, each with the models; with several GPUs each has its own, on a CPU a
             fraction of the cores.
         device: auto, cpu, cuda or mps.
-        studio: with the page of `adlm studio`.
+        studio: also serve the page of `adlm studio`.
         limits: limits on requests.
     """
     for package in ("fastapi", "uvicorn"):

@@ -25,12 +25,12 @@ class Options:
     """Options of a conversion, for what a file does not say or leaves open.
 
     Args:
-        weights: the moving average (ema, where there is one) or the last step's (raw).
-        heads: attention heads, where neither configuration nor buffers tell.
+        weights: the moving average (ema, the default if there is one) or those of the last step (raw).
+        heads: number of attention heads, if neither the configuration nor the buffers say.
         length: tokens per row.
-        rows: wrap: packed rows, of OpenWebText with a begin and an end token; crop: one document a row (LM1B).
-        timed: the network follows the time.
-        tokenizer: a name or folder, where the file carries none.
+        rows: wrap: packed rows, of OpenWebText with a begin and an end token; crop: one document per row (LM1B).
+        timed: whether the network is conditioned on time.
+        tokenizer: a name or folder, if the file has none.
         mask_id: the mask token's id, if not the official one.
     """
 

@@ -199,7 +199,7 @@ def _config(
         fix = "leave out the option; of an MDLM's backbone, put `backbone.` before the names of its weights"
         raise ModelError(asked, "a SEDD that is not time-conditioned", fix, subject="timed")
     if timed is None and not causal:
-        notes.append("nothing says whether it follows the time: taken not to, as published")
+        notes.append("nothing says whether it is conditioned on time: assumed not to be, as published")
     stack = StackConfig(
         width=width,
         heads=_heads(contents, width, layers, options, asked),
@@ -233,7 +233,7 @@ def _rows(length: int, *, wrapped: bool, causal: bool, framed: bool) -> Packing:
     """The official rows; those of AR without the begin token, which here comes before the row.
 
     Two things the official data has and a packing has not: packed rows of AR end with an end token (here with text),
-    and networks for one document a row read its padding, uncounted (here nothing sees padding).
+    and networks for one document per row read its padding, uncounted (here nothing sees padding).
     """
     if wrapped:
         return Wrapped(length - 1) if causal else Wrapped(length, framed=framed)

@@ -16,20 +16,20 @@ class ServerLimits:
 
     Args:
         running: requests that are worked on at once.
-        waiting: further ones that may wait for their turn; beyond that the answer is 429.
-        tokens: to be written in a text.
-        steps: of a sampler.
-        n: texts of one request, those of all its prompts together.
+        waiting: further requests that may wait; beyond that the answer is 429.
+        tokens: tokens written per text.
+        steps: sampler steps per text.
+        n: texts per request, over all its prompts.
         body: bytes of a request.
-        seconds: from a request's arrival to its end, waiting included.
+        seconds: time from a request's arrival to its end, waiting included.
         predictions: candidates shown for each blank.
-        connections: open at once; fewer if the system allows fewer open files.
+        connections: connections open at once; fewer if the system allows fewer open files.
         per_address: connections from one address.
-        head_seconds: for the head of a request to arrive, on a new connection or after the last answer.
+        head_seconds: time for the head of a request to arrive, on a new connection or after the last answer.
         per_client: requests of one client that run or wait; beyond that the answer is 429. A client is a key of
             --key-file, otherwise an address.
-        options: texts among which `/v1/decide` and a choice decide, in one request.
-        pattern_seconds: to build the automata of a request's patterns.
+        options: options of the choices or slots of one request.
+        pattern_seconds: CPU time to build the automata of a request's patterns.
     """
 
     running: int = 32

@@ -1,6 +1,6 @@
 """Where the initial weights of a run come from, as values.
 
-They are applied before adapters, freezing and parallelizm. A saved model has averaged weights if its run kept them,
+They are applied before adapters, freezing and parallelism. A saved model has averaged weights if its run kept them,
 so these are what another run starts from.
 """
 

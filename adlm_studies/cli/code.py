@@ -47,7 +47,7 @@ def command(
     """Measure the cost of reference solutions given their prompts, or with --run pass@k of the model's solutions.
 
     --run executes unreviewed programs in a process with little time, memory and rights. Use it on a machine that you
-    could lose.
+    can afford to lose.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub; not needed with --solutions.
@@ -58,12 +58,12 @@ def command(
         solutions: with --run: measure these solutions instead of writing some: .jsonl with a task_id and a completion
             on each line, the completion as it follows the prompt.
         n: solutions to write per problem.
-        k: of pass@k, separated by commas; those above n are left out.
+        k: values of k for pass@k, separated by commas; those above n are left out.
         draws: noise levels per solution, for bounds.
         lossy: continue although the tokenizer does not reproduce the solutions; the bound is then that of the text as
             the tokenizer reads it.
         sampler: by name, as in `adlm sample`.
-        max_new_tokens: most tokens of a solution.
+        max_new_tokens: maximum number of tokens per solution.
         option: any option of the sampler, as in --option steps=64 --option temperature=0.2.
         limits: limits of each program.
         seed: seed of masks and solutions.

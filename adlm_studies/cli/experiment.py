@@ -44,8 +44,8 @@ def command(
             study's own, which is nano for most.
         seeds: number of training seeds; intervals need 2 or more. By default the study's own.
         out: where models, results.json and report.html go; by default runs/NAME.
-        outcomes: a folder for the outcomes of finished steps, as in docs/results/NAME/outcomes. What it holds of this
-            study is not run again, and each step that is finished is added. With --plan nothing is run.
+        outcomes: a folder for the outcomes of finished steps, as in docs/results/NAME/outcomes. Steps
+            whose outcome is there are not run again, and each finished step is added. With --plan nothing is run.
         jobs: steps to run side by side, each in a process with one thread; by default as many as there are cores, or
             one with a GPU. 1: one after the other, with all threads.
         plan: only print the steps, write each run to a file and print the commands that train it elsewhere.

@@ -33,11 +33,11 @@ class ProgramLimits:
     """The limits of one program.
 
     Args:
-        seconds: of a processor's time, rounded up: what decides on a busy machine as on a quiet one.
-        clock: seconds that pass, for programs that only wait.
+        seconds: CPU seconds, rounded up; they do not depend on how busy the machine is.
+        clock: wall-clock seconds, for programs that only wait.
         memory: bytes of address space.
         file_size: bytes of each file it writes.
-        output: bytes of what it prints that are kept.
+        output: bytes of its output that are kept.
     """
 
     seconds: float = 10.0

@@ -45,7 +45,7 @@ ARMS: dict[str, tuple[str, Callable[[Run], Run] | None]] = {
     "AR, same cost": ("ar-same-cost", None),  # as A2R
     "A2R": ("a2r", None),
 }
-LEFT_TO_RIGHT = ("AR", "AR, same cost", "A2R")  # twins of A2R, and A2R
+LEFT_TO_RIGHT = ("AR", "AR, same cost", "A2R")  # baselines of A2R, and A2R
 MAIN = ("AR", "MDLM, same cost", "ADLM")
 # As many lines as there are colors.
 DRAWN = ("AR", "MDLM", "MDLM, same parameters", "MDLM, same cost", "ADLM, γ = 0", "ADLM", "ADLM, logits")
@@ -136,7 +136,7 @@ def _found(outcomes: Sequence[StepOutcome]) -> str:
     each = ", ".join(f"{gap} on {corpus}" for corpus, gap in gaps.items())
     better, worse = (sum(significant(gap) and gap.value * sign > 0 for gap in gaps.values()) for sign in (-1, 1))
     told = f"significantly lower on {better or 'none'}, significantly higher on {worse or 'none'} of {len(gaps)}"
-    return f"At equal cost, ADLM's bound less MDLM's is {each} (nats per token): {told}."
+    return f"At equal cost, ADLM's bound minus MDLM's is {each} (nats per token): {told}."
 
 
 def _table(

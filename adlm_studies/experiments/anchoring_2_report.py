@@ -127,10 +127,10 @@ def _trend_told(outcomes: Sequence[StepOutcome], corpus: str) -> str:
     parts = []
     for axis, name, unit in ((TOKENS, "tokens", "million tokens"), (SIZE, "parameters", "million parameters")):
         turn = found.turn(axis)
-        where = "no turn of the sign can be told"
+        where = "no change of sign can be located"
         if turn is not None:
             low, value, high = (x / MILLION for x in (turn.low, turn.value, turn.high))
-            where = f"the sign turns at {value:.3g} {unit} (95 % interval {low:.3g} to {high:.3g})"
+            where = f"the sign changes at {value:.3g} {unit} (95 % interval {low:.3g} to {high:.3g})"
         parts.append(f"ten times the {name} change it by {found.slope(axis)}, and {where}")
     return f"Over all sizes and budgets, {'; '.join(parts)}."
 
@@ -161,7 +161,7 @@ def _table(outcomes: Sequence[StepOutcome]) -> ReportTable:
     seeds = max(len(nats_of(select(here, model=MDLM))) for _, here in _settings(outcomes))
     note = (
         f"{interval_note(seeds)}, or over as many as are finished; differences are within a seed: same rows, order "
-        "and masks. ± by rows is the 95 % interval that held-out text alone leaves. yes: the interval is below 0 and "
+        "and masks. ± by rows is the 95 % interval over held-out rows alone. yes: the interval is below 0 and "
         f"the mean at most -{THRESHOLD}. ≤ marks a bound."
     )
     return ReportTable("Paired differences", note, columns, rows)

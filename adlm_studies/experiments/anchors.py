@@ -28,12 +28,12 @@ from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, Repo
 # What is changed, in the words of the report.
 AXES: dict[str, str] = {
     "rule": "Which tokens are anchors",
-    "threshold": "How often a token may occur in its row and be an anchor",
+    "threshold": "Rarity threshold: how often an anchor may occur in its row",
     "gamma": "Weight of the anchor loss, γ",
-    "positions": "Where the anchor loss is taken",
+    "positions": "Positions of the anchor loss",
     "depth": "Layers of the anchor stage + of the denoiser",
     "hand-over": "What the anchor stage hands over",
-    "wrong": "Anchors that the loss gets wrong on purpose, at random",
+    "wrong": "Fraction of anchors that are deliberately wrong",
 }
 # Perplexities of the paper's ablations: OpenWebText, 78 billion tokens (arXiv 2505.18456).
 PAPER: dict[str, dict[str, float]] = {
@@ -77,7 +77,7 @@ class Anchors(Study):
     """
 
     name: ClassVar[str] = "anchors"
-    question: ClassVar[str] = "What do anchors have to be like for the bound to be good?"
+    question: ClassVar[str] = "Which properties of anchors improve the bound?"
 
     corpus: str = ""
     axes: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class Anchors(Study):
         return settings.study_run(self.scale, self._corpus, "adlm", seed=seed, steps=self.training_steps or None)
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
-        title = "What anchors have to be like"
+        title = "Which properties of anchors matter?"
         recipe = _point("", _RECIPE, outcomes)
         if recipe is None:
             return ReportPage(title, f"{self.question} The recipe's own model is not trained yet.", [])
@@ -230,13 +230,11 @@ def _table(axis: str, points: Sequence[_Point], recipe: _Point, own: str | None)
     columns = ["", "tokens that are anchors", "anchor accuracy, %", "nats per token", "perplexity",
                "nats against the recipe"]  # fmt: skip
     note = (
-        "All else is the recipe's. Anchor accuracy is the first stage's at masked tokens that are rare in their row, "
-        f"the same ones for all. {interval_note(len(recipe.nats))}; differences are within a seed."
+        "Everything else is as in the recipe. Anchor accuracy is that of the first stage at masked tokens that are "
+        f"rare in their row, the same tokens for all. {interval_note(len(recipe.nats))}; differences are within a seed."
     )
     if axis == "gamma":
-        note += (
-            " γ grows with the fraction of the run that is done until it has its value: 1 is reached only at the end."
-        )
+        note += " γ ramps up with the fraction of the run that is done, up to its value: 1 is reached only at the end."
     if paper:
         columns.append("the paper's perplexity")
         note += " The paper's figures are of OpenWebText with 78 billion tokens: compare the trend, not the values."
@@ -270,8 +268,8 @@ def _scatter(points: Sequence[_Point]) -> Chart:
             )
         )
     note = (
-        f"Every point is a setting: {_correlated(points)} Not every setting changes how good anchors are alone: a "
-        "deeper anchor stage is better at them and leaves less of a denoiser."
+        f"Every point is a setting; {_correlated(points)} Some settings change more than the quality of the anchors: a "
+        "deeper anchor stage predicts them better, but leaves fewer layers for the denoiser."
     )
     return Chart("Anchor accuracy and the final bound", note, "anchor accuracy, %", "nats per token", series)
 
@@ -315,13 +313,13 @@ def _lead(recipe: _Point, changed: Sequence[_Point]) -> str:
             f"beyond it. By chance alone about {0.05 * len(found):.1f} would fall outside."
         )
     else:
-        text += ". With one seed, small differences cannot be told from chance."
+        text += ". With one seed, small differences cannot be distinguished from chance."
     best, gain = min(found, key=lambda each: each[1].value)
-    text += f" Best of them is {best.axis} {best.value}, at {_signed(gain)} nats per token against the recipe."
+    text += f" The best is {best.axis} {best.value}, at {_signed(gain)} nats per token against the recipe."
     for point, difference in found:
         if (point.axis, point.value) == ("wrong", "1"):
             text += f" An anchor loss that is always wrong changes the bound by {_signed(difference)} nats."
-    return f"{text} Anchor accuracy and bound: {_correlated([recipe, *changed])}"
+    return f"{text} For anchor accuracy and bound, {_correlated([recipe, *changed])}"
 
 
 def _signed(found: Interval) -> str:

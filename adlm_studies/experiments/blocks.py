@@ -217,9 +217,9 @@ def _table(outcomes: Sequence[StepOutcome], nats: Nats, corpus: str) -> ReportTa
     seeds = max(len(each) for each in nats.values())
     note = (
         f"Held-out text of {corpus}, the same rows for all. {interval_note(seeds)}; differences are within a seed. ≤ "
-        "marks a bound. Operations are those of matrix products, of both copies of a row in blocks; models from AR "
-        "have those of that AR in theirs, and its tokens. Anchored ones start from an AR with the layers of their "
-        "anchor stage, the others from one with their own: the two starts differ."
+        "marks a bound. Work counts matrix products, in blocks of both copies of a row. Figures of models from AR "
+        "include the work and the tokens of that AR. Anchored models start from an AR with the layers of their anchor "
+        "stage, the others from one with their own layers, so the two starts differ."
     )
     return ReportTable(
         f"Held-out bound on {corpus}", note, columns, rows, ("", "", "", "", "low", "low", "low", "high")
@@ -250,4 +250,4 @@ def _found(nats: Nats) -> str:
     each = "; ".join(f"{name}: {gap} %" for name, gap in closed)
     seeds = min(gap.runs for _, gap in closed)
     told = f"{seeds} seeds" if seeds > 1 else "one seed, so this is no more than an indication"
-    return f"Of the gap from MDLM to AR, blocks close: {each} ({told})."
+    return f"Blocks close this much of the gap from MDLM to AR: {each} ({told})."

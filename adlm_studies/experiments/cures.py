@@ -125,11 +125,11 @@ def _found(corpus: str, outcomes: Sequence[StepOutcome]) -> str:
     """Which arms are surely below MDLM, and which surely above."""
     gaps = {arm: gap for arm, gap in _differences(outcomes).items() if gap is not None and gap.runs > 1}
     if not gaps:
-        return f"On {corpus} one seed is done, from which nothing can be told."
+        return f"On {corpus} only one seed is finished, which is no more than an indication."
     told = []
     for word, sign in (("lower", -1), ("higher", 1)):
         sure = [f"{arm} ({gap})" for arm, gap in gaps.items() if significant(gap) and gap.value * sign > 0]
-        told.append(f"surely {word}: {', '.join(sure) or 'none'}")
+        told.append(f"significantly {word}: {', '.join(sure) or 'none'}")
     return f"On {corpus}, nats per token against {_BASE}, {'; '.join(told)}."
 
 
@@ -152,7 +152,7 @@ def _table(corpus: str, outcomes: Sequence[StepOutcome]) -> ReportTable:
     tokens = max(outcome.result["tokens"] for outcome in outcomes)  # in pairs of masks, half of what is read
     note = (
         f"Held-out text of {corpus}, the same rows and noise for all. {interval_note(seeds)}; "
-        f"differences are within a seed. ≤ marks a bound. Every model reads {tokens / 1e6:.2f} M tokens. The work "
-        "leaves out the passes that choose masks."
+        f"differences are within a seed. ≤ marks a bound. Every model reads {tokens / 1e6:.2f} M tokens. Work "
+        "does not include the passes that choose masks."
     )
     return ReportTable(f"Held-out bound on {corpus}", note, columns, rows, ("", "", "", "", "low", "low"))

@@ -98,7 +98,7 @@ def decoding_table(result: Mapping[str, Any]) -> ReportTable:
     note = (
         f"Batches of {result['texts']}, rows of {length} tokens, seed 0, {result['threads']} threads on "
         f"{result['device']}; the fastest of {len(result['ways'][0]['seconds'])} rounds in turn. Blocks and AR cache "
-        "keys and values. Blocks of b tokens write at most b per pass, the surest first."
+        "keys and values. Blocks of b tokens write at most b per pass, the most certain first."
     )
     columns = ("model", "tokens per pass", "tokens per second", "times AR")
     return ReportTable("Decoding", note, columns, rows, ("", "", "high", "high"))

@@ -16,8 +16,9 @@ from adlm_studies.report.sections import Cell, Interval, ReportPage, ReportTable
 
 TAKE_HOME = "adlm-block"  # the step whose model is worth keeping
 _LAG = (
-    "Masked models from scratch (MDLM, ADLM) lag at this size: they learn to fill any of the 2^L patterns of blanks in "
-    "a text of L tokens, of which writing from left to right needs L, so the same minutes teach them less about each."
+    "Masked models from scratch (MDLM, ADLM) lag behind at this size: they learn to fill any of the 2^L patterns of "
+    "blanks in a text of L tokens, while writing from left to right needs only L of them, so in the same minutes they "
+    "learn less about each."
 )
 _NORMAL = 1.96  # standard errors on each side of a 95 % interval
 
@@ -72,11 +73,11 @@ def _lead(corpus: str, trained: Mapping[str, StepOutcome]) -> str:
         return _LAG
     floor, unit = _floor(corpus), "story" if _floor(corpus) else "token"
     ar, blocks = (_nats(trained[name], unit).value for name in ("ar", TAKE_HOME))
-    seen = f"AR costs {ar:.3g} nats per {unit}" + (f", where the grammar itself costs {floor:.3g}" if floor else "")
-    seen += "; ADLM in blocks keeps AR's weights, which verify what its adapters draft, so that it writes as AR does"
+    seen = f"AR has {ar:.3g} nats per {unit}" + (f"; the entropy of the grammar is {floor:.3g}" if floor else "")
+    seen += ". ADLM in blocks keeps AR's weights, which verify what its adapters draft, so it writes as AR does"
     if floor:
         seen += f" ({_flawless(corpus, trained[TAKE_HOME].result['texts']).value:.0f} % flawless stories)"
-    return f"{seen}, and costs at most {blocks:.3g} nats if the blocks are written without AR. {_LAG}"
+    return f"{seen}, and it has at most {blocks:.3g} nats if blocks are written without AR. {_LAG}"
 
 
 def _table(
@@ -112,9 +113,9 @@ def _note(trained: Mapping[str, StepOutcome], temperature: float) -> str:
     return (
         f"{size}± is a 95 % interval over held-out rows and over texts; ≤ marks a bound, from 8 mask counts per row. "
         f"Minutes are of training, {alone}; those of the last model include AR's. Texts are written at "
-        f"temperature {temperature:g}. Tokens per second: one text at a time, by the model's own sampler. "
+        f"temperature {temperature:g}. Tokens per second: one text at a time, with the model's own sampler. "
         "The last model drafts in blocks and verifies from left to right, where it is the AR model; its nats are those "
-        "of its blocks alone."
+        "of the blocks alone."
     )
 
 

@@ -264,7 +264,7 @@ def _matrix(found: _Bits, model: str) -> ReportTable:
 
 
 def _transfer(found: _Bits) -> ReportTable:
-    """How much worse away from home."""
+    """How much worse models are on other domains."""
     rows: list[list[Cell]] = []
     for homes in (*((name,) for name in found.names), found.names):
         ratios = {model: found.ratios(model, homes) for model in MODELS}
@@ -273,15 +273,15 @@ def _transfer(found: _Bits) -> ReportTable:
         means = [over_runs(list(each.values())) if each else None for each in ratios.values()]
         rows.append([_called(homes[0]) if len(homes) == 1 else "all", *means, gap])
     note = (
-        "Bits per byte on the other domains over those of the same kind of model trained there, the geometric mean: 1 "
-        "is no worse than at home. The last column is a difference of runs that share a seed."
+        "Geometric mean of the bits per byte on the other domains, divided by those of the same kind of model trained "
+        "there: 1 is no worse than on its own domain. The last column is a difference of runs that share a seed."
     )
-    columns = ("trained on", *MODELS, "ADLM less MDLM")
-    return ReportTable("How much worse away from home", note, columns, rows, ("", "low", "low", "low", ""))
+    columns = ("trained on", *MODELS, "ADLM minus MDLM")
+    return ReportTable("How much worse on other domains", note, columns, rows, ("", "low", "low", "low", ""))
 
 
 def _gains(found: _Bits) -> ReportTable:
-    """What anchoring is worth on each domain, at home and to models from elsewhere."""
+    """The effect of anchoring on each domain, for models trained there and for models from elsewhere."""
     rows: list[list[Cell]] = []
     for name in found.names:
         away = [(home, name) for home in _others(name, found.names)]
@@ -289,22 +289,22 @@ def _gains(found: _Bits) -> ReportTable:
         rows.append([_called(name), *means, found.gain([(name, name)]), found.gain(away)])
     home, elsewhere = (found.gain(found.pairs(away=away)) for away in (False, True))
     rows.append(["all", None, None, home, elsewhere])
-    note = "Bits per byte on held-out text of each domain; below 0 anchoring helps. MDLM has ADLM's cost."
-    columns = ("tested on", "MDLM from there", "ADLM from there", "ADLM less MDLM", "the same, trained elsewhere")
-    return ReportTable("What anchoring is worth", note, columns, rows)
+    note = "Bits per byte on held-out text of each domain; below 0, anchoring helps. MDLM has ADLM's cost."
+    columns = ("tested on", "MDLM from there", "ADLM from there", "ADLM minus MDLM", "the same, trained elsewhere")
+    return ReportTable("The effect of anchoring", note, columns, rows)
 
 
 def _chart(found: _Bits) -> Chart:
     series = []
-    for called, away in (("at home", False), ("away from home", True)):
+    for called, away in (("own domain", False), ("other domains", True)):
         pairs = [(found.mean("MDLM", *pair), found.gain([pair]), _called(pair[1])) for pair in found.pairs(away)]
         points = [(base.value, gap, name) for base, gap, name in pairs if base and gap]
         y, low, high = ([getattr(gap, part) for _, gap, _ in points] for part in ("value", "low", "high"))
         labels = [] if away else [name for _, _, name in points]
         series.append(Series(called, [base for base, _, _ in points], y, low, high, labels, line=False))
-    note = "A point for each pair of domains, with its interval where seeds are several; below 0 anchoring helps."
-    axes = ("MDLM, bits per byte", "ADLM less MDLM, bits per byte")
-    return Chart("Anchoring at home and away", note, *axes, series, levels=[("no difference", 0.0)])
+    note = "A point for each pair of domains, with its interval if there are several seeds; below 0, anchoring helps."
+    axes = ("MDLM, bits per byte", "ADLM minus MDLM, bits per byte")
+    return Chart("Anchoring on the own domain and on others", note, *axes, series, levels=[("no difference", 0.0)])
 
 
 def _away(found: _Bits) -> str:
@@ -314,7 +314,10 @@ def _away(found: _Bits) -> str:
     if not means or gain is None:
         return ""
     told = "" if significant(gain) else ", which is not significant"
-    return f"Away from home, texts take {means} times the bits; anchoring changes them by {gain} bits per byte{told}."
+    return (
+        f"On other domains, texts need {means} times the bits of a model trained there; anchoring changes them by "
+        f"{gain} bits per byte{told}."
+    )
 
 
 def _at_home(found: _Bits) -> str:
@@ -327,4 +330,4 @@ def _at_home(found: _Bits) -> str:
     told = significant(paired([code[seed] for seed in seeds], [rest[seed] for seed in seeds]))
     different = "a significant difference" if told else "no significant difference"
     found_so = f"by {means[0]} on code and by {means[1]} on the other domains: {different}"
-    return f"At home anchoring changes bits per byte {found_so}."
+    return f"On its own domain, anchoring changes the bits per byte {found_so}."

@@ -138,9 +138,9 @@ def _steps_table(steps: Result) -> ReportTable:
             ratio(found["seconds"], base["seconds"]),
         ])  # fmt: skip
     note = (
-        f"Medians of {len(base['seconds'])} rounds in which all take turns, {steps['tokens']:,} tokens per step, "
-        f"{steps['threads']} threads ({steps['device']}). Memory is what tensors take at most above weights and "
-        "optimiser states. FLOP are those of matrix products."
+        f"Medians of {len(base['seconds'])} rounds with all models in turn, {steps['tokens']:,} tokens per step, "
+        f"{steps['threads']} threads ({steps['device']}). Memory is the peak of tensors above weights and "
+        "optimizer states. FLOP are those of matrix products."
     )
     columns = ("model", "parameters", "ms per step", "tokens per second", "GFLOP per step", "GFLOP per second",
                "memory, MB", "times MDLM's time")  # fmt: skip
@@ -160,8 +160,8 @@ def _reference_table(steps: Result) -> ReportTable:
             ])  # fmt: skip
     note = (
         "The reference computes both heads at every position, keeps tensors [B, L, V] for the backward pass and hands "
-        "logits over through W_in as published. Figures are its figures over those of the library. Both start from the "
-        "same weights and see the same noise: first losses differ by rounding. Savings grow with the vocabulary."
+        "logits over through W_in as published. Figures are the reference's divided by the library's. Both start from "
+        "the same weights and see the same noise, so first losses differ by rounding. Savings grow with the vocabulary."
     )
     columns = ("model", "times the time", "times the FLOP", "times the memory", "first losses differ by")
     return ReportTable("Training against the reference", note, columns, rows)
@@ -205,9 +205,9 @@ def _sampling_table(sampling: Result) -> ReportTable:
         ])  # fmt: skip
     note = (
         f"{sampling['texts']} texts of {sampling['length']} tokens at a time, {sampling['threads']} threads; medians "
-        "of rounds in which all take turns. Calls are rows through the network, per text. The reference computes every "
+        "of rounds with all methods in turn. Calls are passes of one row, per text. The reference computes every "
         "row and every logit at every step, left to right without a cache. The last columns are quality: nats per "
-        f"token as {AR} of the first seed finds them (its own texts too), ± two standard errors over texts, and the "
+        f"token under {AR} of the first seed (its own texts included), ± two standard errors over texts, and the "
         "entropy of the tokens of a text, which falls if texts repeat themselves."
     )
     columns = ("model", "sampler, steps", "ms per text", "tokens per second", "calls", "anchor stage's",
@@ -255,12 +255,14 @@ def _quality_chart(sampling: Result) -> Chart:
     for method in sampling["methods"]:
         if not method["reference"] and (method["sampler"] != "ancestral" or method["stale"] > 1):
             shown.append(points(f"{_name(method)}, {method['sampler']}", [method]))
-    note = f"Lower left is better. Quality is nats per token as {AR} finds them; numbers are steps."
+    note = f"Lower left is better. Quality is nats per token under {AR}; numbers are steps."
     if over_steps.keys() >= {MDLM, ADLM}:
         best = over_steps[MDLM][-1]
         same = reached([[_ms(m, sampling), m["nats"]["mean"]] for m in over_steps[ADLM]], best["nats"]["mean"])
-        taken = "does not get there" if same is None else f"takes {same:.0f}, by a line between its points"
-        note += f" For what MDLM writes at {best['steps']} steps, in {_ms(best, sampling):.0f} ms, ADLM {taken}."
+        taken = "does not reach it" if same is None else f"takes {same:.0f} (interpolated)"
+        note += (
+            f" For the quality that MDLM has at {best['steps']} steps, in {_ms(best, sampling):.0f} ms, ADLM {taken}."
+        )
     return Chart("Quality over time of sampling", note, "ms per text", f"nats per token, by {AR}", shown, x_log=True)
 
 

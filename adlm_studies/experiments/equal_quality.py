@@ -78,10 +78,10 @@ def needed_table(needed: Needed) -> ReportTable:
         ])  # fmt: skip
     note = (
         "To reach the validation bound at which the MDLM of equal cost ends, seed by seed; ± is a 95 % interval over "
-        "the seeds that reach it. Between validations, a straight line over the log of tokens. Rates fall at the end "
-        "of a run, and the bound with them: a run planned to end there would need fewer tokens than are counted here "
-        "for models that get there early. AR's is a likelihood, the others' are bounds. Seconds are by the steps timed "
-        "in turn."
+        "the seeds that reach it. Between validations, values are interpolated linearly over the log of tokens. The "
+        "learning rate falls at the end of a run, and the bound with it, so models that get there early would need "
+        "fewer tokens than are counted here if their run were planned to end there. AR's figure is a likelihood, the "
+        "others' are bounds. Seconds are computed from the steps timed in turn."
     )
     columns = ("model", "seeds that reach it", "M tokens", "TFLOP", "seconds", "times MDLM's time")
     return ReportTable("To equal quality", note, columns, rows, ("", "", "low", "low", "low", "low"))
@@ -126,6 +126,6 @@ def needed_words(needed: Needed) -> list[str]:
         return [f"ADLM does not reach the bound at which that MDLM ends, with any of {len(by_seed)} seeds."]
     fraction = _fraction(there, needed[MDLM])
     return [
-        f"ADLM reaches the bound at which that MDLM ends with {len(there)} of {len(by_seed)} seeds, there after "
-        f"{fraction} of its training time."
+        f"With {len(there)} of {len(by_seed)} seeds, ADLM reaches the bound at which that MDLM ends, after {fraction} "
+        "of its training time."
     ]

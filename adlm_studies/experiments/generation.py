@@ -61,7 +61,7 @@ _RISES = {"perplexity": False, "mauve": True, "flawless": True}
 # What is drawn in one chart: as many lines as there are colors.
 _AR, _MDLM = ("AR", "left-to-right"), ("MDLM", "ancestral")
 _FAMILIES = {
-    "masking again": (_AR, *(("ADLM", each) for each in ("ancestral", *RULES))),
+    "remasking": (_AR, *(("ADLM", each) for each in ("ancestral", *RULES))),
     "orders": (_AR, _MDLM, *(("ADLM", each) for each in ("ancestral", "first-hitting", *ORDERS))),
 }
 
@@ -170,7 +170,7 @@ class Generation(Study):
     """
 
     name: ClassVar[str] = "generation"
-    question: ClassVar[str] = "Which sampler writes best at equal cost, and does anchoring show in what is written?"
+    question: ClassVar[str] = "Which sampler writes best at equal cost, and does anchoring improve the text?"
 
     corpus: str = ""
     samplers: tuple[str, ...] = ()
@@ -287,7 +287,10 @@ def _table(written: Sequence[StepOutcome], real: Sequence[StepOutcome], steps: i
         if here := select(here, steps=steps) or select(here, steps=None):
             rows.append([model, sampler, *(_figure(here, each) for each in ("calls", "tokens_per_second", *measures))])
     said = interval_note(len(_labels(written, "seed")))
-    note = f"{said}; speeds are of this machine as it was. A call of AR is one token, else a row."
+    note = (
+        f"{said}; speeds depend on the machine and its load. A call of AR computes one token, that of other models "
+        "a row."
+    )
     columns = ("model", "sampler", "calls per text", "tokens per second", *(_CALLED[each] for each in measures))
     return ReportTable(f"Samplers at {steps} steps", note, columns, rows)
 
@@ -335,7 +338,10 @@ def _equal_cost(written: Sequence[StepOutcome], budgets: Sequence[int]) -> Repor
         rows.append([
             budget, *(f"{_named(each[0][1])}: {each[0][0]}" if each and each[0][0].value else "none" for each in best)
         ])  # fmt: skip
-    note = "All but AR, at the most calls within the limit. The best of many is flattered; likely text may be dull."
+    note = (
+        "All models but AR, at the most calls within the limit. The best of many looks better than it is, and likely "
+        "text may be dull."
+    )
     columns = ("calls per text, at most", *(f"by {_CALLED[measure]}" for measure in measures))
     return ReportTable("Best at equal cost", note, columns, rows)
 
@@ -347,7 +353,7 @@ def _advantage(written: Sequence[StepOutcome]) -> ReportTable:
         [sampler or "all of them", *(_difference(written, measure, sampler) for measure in measures)]
         for sampler in (*samplers, None)
     ]
-    note = "ADLM less MDLM (perplexity: the ratio), the mean over all steps. ± is a 95 % interval over paired seeds."
+    note = "ADLM minus MDLM (perplexity: the ratio), mean over all steps. ± is a 95 % interval over paired seeds."
     return ReportTable("ADLM against MDLM in samples", note, ("sampler", *(_CALLED[each] for each in measures)), rows)
 
 
@@ -367,7 +373,7 @@ def _samples(written: Sequence[StepOutcome], real: Sequence[StepOutcome], steps:
     first = [each for each in select(written, seed=0) if each.labels["steps"] in (steps, None)]
     texts = [("real text", each.result["texts"][0]) for each in real]
     texts += [(_named([each]), each.result["texts"][0]) for each in first]
-    return Texts("Samples", f"The first of each, of seed 0, in {steps} steps where there are steps.", texts)
+    return Texts("Samples", f"The first text of each with seed 0, in {steps} steps if the sampler has steps.", texts)
 
 
 def _gap(ours: dict[int, float], theirs: dict[int, float]) -> Interval | None:
@@ -397,6 +403,8 @@ def _verdict(written: Sequence[StepOutcome], measure: str, trained: Sequence[Ste
     if gap is None or ratio is None or bound is None:
         return ""
     said = f"ADLM writes {'better' if gap.value > 0 else 'worse'} texts than MDLM"
-    said = said if significant(gap) else "no difference of ADLM and MDLM shows in texts"
-    found = f"{_CALLED[measure]} {gap} more, {ratio} times the perplexity; bounds differ by {bound} nats per token"
-    return f"At equal cost {said}: {found}."
+    said = said if significant(gap) else "the texts of ADLM and MDLM do not differ significantly"
+    found = (
+        f"{_CALLED[measure]} differs by {gap}, perplexity by a factor of {ratio}, and bounds by {bound} nats per token"
+    )
+    return f"At equal cost, {said}: {found}."

@@ -102,9 +102,9 @@ def _chart(d: int, curves: Sequence[Curve]) -> Chart:
     dependence = math.fsum(curve.dependence for curve in curves) / len(curves)
     note = (
         f"Expected nats per row above the exact entropy ({entropy:.2f}). Bands are 95 % intervals over seeds, each "
-        "a process of its own. Networks have the weights that validated best; of masked ones it is the bound's. "
-        "Tables are counted with add-one smoothing, those of a DLM for every set of visible positions. "
-        "Who knows each place's frequencies alone pays what the upper line says."
+        "with its own process. Networks have the weights with the best validation; the excess of masked ones is that "
+        "of the bound. Tables are counted with add-one smoothing, those of a DLM for every set of visible positions. "
+        "The upper line is a model that knows only the frequencies at each position."
     )
     levels = [("a fifth of the entropy", LEVEL * entropy), ("frequencies alone", dependence)]
     return Chart(
@@ -149,7 +149,7 @@ def _needed_chart(curves: Sequence[Curve], sizes: Sequence[int]) -> Chart:
         points = [(float(d), cell) for d, cell in cells if isinstance(cell, Interval)]
         if points:
             series.append(Series.of(model, points))
-    note = "A straight line is a power of a constant: K for each anchor, by the theory of anchored tables."
+    note = "A straight line means a constant factor per anchor: K, according to the theory of anchored tables."
     return Chart("Rows needed against the size of the anchor set", note, "anchors", "rows needed", series, y_log=True)
 
 
@@ -159,12 +159,13 @@ def _needed_table(curves: Sequence[Curve], sizes: Sequence[int], values: int) ->
         theory = f"{values}" if model in (ANCHORED, "ADLM") else "1"
         rows.append([model, *(_needed(_by_size(mine, d)) for d in sizes), _growth(mine), theory])
     note = (
-        "Training rows until the excess stays below a fifth of the entropy, between two counts by a straight line of "
-        "logarithms. The growth is fitted where that was reached within the rows tried. The theory is one of tables: "
-        "anchored ones have K^(d + 1) entries per position, those with full context K^L for any d. It counts entries; "
-        "tables with full context are filled from the likeliest entries on, of which there are about exp(entropy)."
+        "Training rows until the excess stays below a fifth of the entropy, interpolated linearly in logarithms "
+        "between two counts. The growth is fitted where that level was reached within the rows tried. The theory is "
+        "about tables: anchored ones have K^(d + 1) entries per position, those with full context K^L for any d. It "
+        "counts entries; tables with full context fill up from the most likely entries on, and there are about "
+        "exp(entropy) of those."
     )
-    columns = ("model", *(f"d = {d}" for d in sizes), "growth for each anchor", "by the theory of tables")
+    columns = ("model", *(f"d = {d}" for d in sizes), "growth per anchor", "in theory, for tables")
     return ReportTable("Rows needed", note, columns, rows, ("", *("low" for _ in sizes), "", ""))
 
 
@@ -173,7 +174,7 @@ def _last_table(curves: Sequence[Curve], sizes: Sequence[int]) -> ReportTable:
     for model, mine in _models(curves).items():
         fractions = ([100 * c.excess[-1] / c.entropy for c in _by_size(mine, d)] for d in sizes)
         rows.append([model, f"{mine[0].counts[-1]:,}", *(over_runs(each) if each else None for each in fractions)])
-    note = "Excess in percent of the exact entropy, at the most rows tried."
+    note = "Excess in percent of the exact entropy, at the largest number of rows tried."
     return ReportTable(
         "How far from the entropy", note, ("model", "rows", *(f"d = {d}" for d in sizes)), rows,
         ("", "", *("low" for _ in sizes)),
@@ -188,7 +189,7 @@ def lead(curves: Sequence[Curve], values: int) -> str:
     parts = []
     if said:
         parts.append(
-            f"With each further anchor the rows needed grow by these factors: {', '.join(said)}; "
+            f"With each further anchor, the rows needed grow by these factors: {', '.join(said)}; "
             f"the theory of anchored tables says {values}."
         )
     parts += [_against(models, "ADLM", other) for other in ("MDLM", "AR") if {"ADLM", other} <= models.keys()]
@@ -209,7 +210,7 @@ def _against(models: Mapping[str, Sequence[Curve]], model: str, other: str) -> s
     if ratio.runs == 1:
         verdict = "one seed has no interval"
     elif ratio.low <= 1 <= ratio.high:
-        verdict = "no difference can be told"
+        verdict = "no significant difference"
     else:
         verdict = "fewer" if ratio.high < 1 else "more"
     return f"{model} needs {ratio} times the rows of {other} ({verdict})."

@@ -98,21 +98,22 @@ def _how(task: str, outcomes: Sequence[StepOutcome], lessons: Sequence[StepOutco
         f"± is a 95 % interval, {several if seeds[-1] > 1 else 'over problems, of one seed'}."
     ]
     if seeds[-1] > 1:
-        said.append(f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds a row.")
+        said.append(f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds per row.")
     for base in dict.fromkeys(each.labels["base"] for each in outcomes):
         if last := [runs for (taught, _), runs in _rows(lessons).items() if taught == base][-1:]:
             said.append(
-                f"The {base} models began as one that had lessons, easier problems step by step; of the last lesson's "
-                f"it solved {_fraction(_words(last[0]))} %."
+                f"The {base} models started from one that was trained on lessons, easier problems with their steps; it "
+                f"solved {_fraction(_words(last[0]))} % of the last lesson's problems."
             )
     if task in _PUBLISHED:
         if not task.startswith("gsm8k"):  # there is no generator for that
             said.append(
-                "Problems are the published ones where their files are in $ADLM_DATA, else generated like them."
+                "Problems are the published ones if their files are in $ADLM_DATA, otherwise generated in the "
+                "same form."
             )
         said.append(
-            "The paper's models are GPT-2 with 124 million parameters, trained before and for longer: compare how they "
-            "go, not their size."
+            "The paper's models are GPT-2 with 124 million parameters, pretrained, and trained for longer: compare "
+            "trends, not values."
         )
     return " ".join(said)
 
@@ -125,7 +126,7 @@ def one_problem(task: str, outcomes: Sequence[StepOutcome]) -> Texts:
         thoughts = "".join(f"[{likeliest[0][0].strip()} {likeliest[0][1]:.0%}] " for likeliest in shown["thoughts"])
         texts.append((f"{METHODS[method][0]}, {base}", f"{thoughts}{shown['written'].strip()}"))
     shown = outcomes[0].result["shown"]
-    note = f"{shown['question']} (Answer: {shown['answer']}) In brackets, the likeliest token after each thought."
+    note = f"{shown['question']} (Answer: {shown['answer']}) In brackets: the most likely token after each thought."
     return Texts(f"{task}: one problem", note, texts)
 
 
@@ -139,7 +140,7 @@ def cost_chart(outcomes: Sequence[StepOutcome]) -> Chart:
             for group in runs
         ]
         if points:
-            # Those that write no steps stand at the same few positions: of them only ours say where they are.
+            # Methods without steps share a few positions, so only ours is labeled there.
             labels = [group[0].labels["task"] for group in runs] if method in ("chain", "anchored") else ()
             series.append(Series.of(name, points, labels=labels, line=False))
     return Chart("Accuracy and what it costs", "Upper left is better.", "tokens written", "right, %", series)
@@ -167,7 +168,7 @@ def in_words(task: str, outcomes: Sequence[StepOutcome]) -> str:
         unclear = "neither significantly more nor fewer"
         more = "more" if difference.low > 0 else "fewer" if difference.high < 0 else unclear
         tokens = [sum(each.result["tokens_written"] for each in group) / len(group) for group in (ours, theirs)]
-        written = f"{tokens[0]:.0f} tokens written, there {tokens[1]:.0f}"
+        written = f"{tokens[0]:.0f} tokens written, compared with {tokens[1]:.0f}"
         said.append(f"{more} than {other} ({difference} points; {written})")
     return f"On {task}, anchored chain of thought solves {' and '.join(said)}." if said else ""
 
@@ -183,5 +184,5 @@ def size_chart(task: str, outcomes: Sequence[StepOutcome]) -> Chart:
         ]
         series.append(Series.of(f"{METHODS[method][0]}, {base}" if several else METHODS[method][0], points))
     most = max(map(len, outcomes[0].result["right"].values()))
-    note = f"Of at most {most} distinct generated problems each. Only lessons had other sizes than the largest."
+    note = f"Of at most {most} distinct generated problems each. Only the lessons had other sizes than the largest."
     return Chart(f"{task}: by size", note, "size of the problem", "right, %", series)

@@ -31,7 +31,9 @@ def significant(difference: Interval | None) -> bool:
 
 def interval_note(seeds: int) -> str:
     """The meaning of ±, for the note of a table."""
-    return f"± is a 95 % interval over {seeds} seeds (Student's t)" if seeds > 1 else "One seed, and so no intervals"
+    return (
+        f"± is a 95 % interval over {seeds} seeds (Student's t)" if seeds > 1 else "One seed, so there are no intervals"
+    )
 
 
 def exponential(nats: Interval) -> Interval:

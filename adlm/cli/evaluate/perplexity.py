@@ -44,7 +44,7 @@ def command(
             file has no header line.
         detokenizer: undo a corpus's tokenization, by name.
         documents: score each document on rows of its own, longer ones in windows.
-        stride: with --documents: tokens from one window to the next; what they share is context and scored once.
+        stride: with --documents: tokens from one window to the next; the overlap is context and scored once.
     """
     parts = [*([split] if split else []), *(["documents"] if documents else []), *blocks_part(bound.block_size)]
     given = run.given("perplexity", model, data, *parts)

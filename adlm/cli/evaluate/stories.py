@@ -31,7 +31,7 @@ def command(
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub.
-        stories: fresh ones, to score.
+        stories: number of fresh stories to score.
         samples: stories that the model writes. They are written next to the result, as .samples.jsonl.
         draws: noise levels per story, for bounds.
         sampler: by name, as in `adlm sample`.

@@ -33,7 +33,7 @@ def command(
         model: the folder of a model, or its name on the Hugging Face Hub.
         sets: names, as in ptb,lambada; by default all: lambada, ptb, wikitext, lm1b, ag_news, pubmed, arxiv.
         data_dir: a folder with a folder per set; without it they come from the Hub.
-        split: this one of every set; by default the published one, or what files have, and the table says so.
+        split: the split of every set; by default the published one, or the one that the files have; the table shows it.
         skip_missing: leave out sets that are not found, instead of stopping before anything is scored.
         published: also show published figures. They are comparable only with models trained on OpenWebText with GPT-2's
             tokens and rows of 1,024.

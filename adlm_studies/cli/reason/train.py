@@ -54,10 +54,10 @@ def command(
         method: none, chain, pause, implicit, coconut or anchored.
         base: ar or a2r, left to right; mdlm or adlm, by diffusion (methods anchored and chain); all with fresh weights.
             Or a model to begin with: its folder, or its name on the Hub.
-        size: of a model with fresh weights: nano, micro, tiny, small, medium.
+        size: size of a model with fresh weights: nano, micro, tiny, small, medium.
         out: where the model goes; runs/reason/TASK-METHOD-BASE by default.
         data: the folder with the task's files, where it has any.
-        scale: of the published epochs: 0.1 trains a tenth as long.
+        scale: fraction of the published epochs: 0.1 trains a tenth as long.
         batch_size: problems per step.
         problems: train on this many problems, the first ones; 0: all.
         held_out: validate on this many problems, the first ones; 0: all.

@@ -130,9 +130,9 @@ def test_a_small_study_gives_the_bits_per_byte_of_every_model_everywhere(kept: P
     assert len(found) == len(study.steps()) == 7
     report = study.report(found)
     assert [section.title for section in report.sections if isinstance(section, ReportTable)] == [
-        "How much worse away from home",
+        "How much worse on other domains",
         *(f"{model}, trained on one and tested on all" for model in MODELS),
-        "What anchoring is worth",
+        "The effect of anchoring",
     ]
     for model in MODELS:
         trained = load(root / "openwebtext" / model.lower() / "seed-0")
@@ -146,7 +146,7 @@ def test_a_small_study_gives_the_bits_per_byte_of_every_model_everywhere(kept: P
 
 def test_away_from_home_is_measured_against_the_model_that_is_at_home_there() -> None:
     report = Domains().report(outcomes({"kjv": 0.0, "pycode": 0.0}, seeds=1))
-    row = table(report, "How much worse away from home").rows[-1]
+    row = table(report, "How much worse on other domains").rows[-1]
     assert row[0] == "all"
     assert [str(cell) for cell in row[1:4]] == ["1.667", "1.5", "1.5"]
 
@@ -154,7 +154,7 @@ def test_away_from_home_is_measured_against_the_model_that_is_at_home_there() ->
 def test_a_gain_on_code_is_called_different_only_where_seeds_agree() -> None:
     different = Domains().report(outcomes({"kjv": 0.0, "arxiv": 0.0, "pycode": 0.2}))
     assert "on the other domains: a significant difference." in different.lead
-    worth = {row[0]: row for row in table(different, "What anchoring is worth").rows}
+    worth = {row[0]: row for row in table(different, "The effect of anchoring").rows}
     assert worth["code"][3].value == pytest.approx(-0.199)
     assert "no significant difference" in Domains().report(outcomes({"kjv": 0.1, "pycode": 0.1})).lead
     assert "no significant difference" in Domains().report(outcomes({"kjv": 0.0, "pycode": 0.2}, seeds=1)).lead

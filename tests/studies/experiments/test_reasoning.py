@@ -131,9 +131,9 @@ def test_intervals_are_never_beyond_what_there_can_be_nor_of_no_width():
 
 def test_the_note_of_a_table_says_how_many_seeds_its_rows_have():
     outcomes = [outcome("graph", "chain", seed, [True, False], 4.0) for seed in range(3)]
-    assert "3 seeds a row" in Reasoning().report(outcomes).sections[0].note
+    assert "3 seeds per row" in Reasoning().report(outcomes).sections[0].note
     outcomes.append(outcome("graph", "anchored", 0, [True, False], 4.0, base="a2r"))
-    assert "1 to 3 seeds a row" in Reasoning().report(outcomes).sections[0].note
+    assert "1 to 3 seeds per row" in Reasoning().report(outcomes).sections[0].note
 
 
 def test_results_as_they_are_published_make_the_report_again():
