@@ -18,6 +18,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from adlm.serve.limits import RequestRefused, ServerLimits
 
 _SPARE_FILES = 32  # for everything that is not a connection
+# Longer than clients keep a connection that they do not use (httpx 5 s, nginx 60 s): a request that is sent while the
+# server closes is lost.
+KEEP_ALIVE_SECONDS = 75
 _log = logging.getLogger("adlm.serve")
 
 
@@ -105,7 +108,11 @@ class _RequestParser(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with a limit on connections and a time limit for request heads. `pool` belongs to a server."""
+    """HTTP/1.1 with a limit on connections and a time limit for request heads. `pool` belongs to a server.
+
+    The time begins with a new connection; on one that has been answered before, with the first byte of its next head:
+    a client that sends its next request late must not find an answer to the time without one.
+    """
 
     pool: ClassVar[ConnectionPool]
     head_seconds: ClassVar[float]
@@ -116,11 +123,13 @@ class BoundedProtocol(H11Protocol):
         parser.on_head = self._on_head
         self.conn = parser
         self._head_timer: asyncio.TimerHandle | None = None
+        self._idle = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self.pool.admit(self, self.client[0] if self.client else None):
-            self._await_head()
+            self._set_idle(True)
+            self._start_timer()
         else:
             self._refuse(RequestRefused(503, "too many connections", code="connections", retry=5))
 
@@ -131,11 +140,15 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self.transport.is_closing():
+            if self._idle and self._head_timer is None:
+                self._start_timer()
             super().data_received(data)
 
     def on_response_complete(self) -> None:
-        self._await_head()
+        self._set_idle(True)
         super().on_response_complete()
+        if self._idle and self.conn.trailing_data[0]:  # a part of the next head came with this request
+            self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP request. A request that is being read ends without an answer of its own."""
@@ -153,11 +166,13 @@ class BoundedProtocol(H11Protocol):
 
     def _on_head(self) -> None:
         self._stop_timer()
-        self.pool.set_idle(self, False)
+        self._set_idle(False)
 
-    def _await_head(self) -> None:
-        self._stop_timer()
-        self.pool.set_idle(self, True)
+    def _set_idle(self, idle: bool) -> None:
+        self._idle = idle
+        self.pool.set_idle(self, idle)
+
+    def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.head_seconds, self._too_slow)
 
     def _stop_timer(self) -> None:

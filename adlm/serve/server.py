@@ -18,7 +18,7 @@ from adlm.distributed import device_for
 from adlm.errors import ConfigError, ModelError, OutOfRange
 from adlm.memory import share_freed_memory
 from adlm.serve.app import make_app
-from adlm.serve.connections import bounded_protocol, quiet_accept_errors
+from adlm.serve.connections import KEEP_ALIVE_SECONDS, bounded_protocol, quiet_accept_errors
 from adlm.serve.engine import Engine
 from adlm.serve.front import Front
 from adlm.serve.guard import LOOPBACK, App, Guard, Receive, Scope, Send
@@ -130,6 +130,7 @@ def _server(app: Any, service: Service, on_exit: Callable[[], None], files_per_r
         lifespan="on",
         http=protocol,
         ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         backlog=backlog,
         timeout_graceful_shutdown=int(service.limits.seconds) + 1,
     )

@@ -1,6 +1,11 @@
 """Hostile requests in numbers: each gets an answer below 500, and the server is as it was afterwards."""
 
+import asyncio
 import random
+import signal
+import socket
+import time
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -60,3 +65,65 @@ def test_hostile_requests_never_get_a_server_error(folder, count, workers):
         assert max(statuses) < 500
         assert {200, 400} <= set(statuses)
         assert "adlm_running 0" in httpx.get(f"{address}/metrics", timeout=60).text
+
+
+HALF_A_HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
+TWO_LENGTHS = (
+    b"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+)
+
+
+async def besieged(address: str, streams: int, slow: int, seconds: float) -> Counter[str]:
+    """How streams and slow heads end that begin again and again; every other slow head sends nothing at all."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    end, ends = time.monotonic() + seconds, Counter[str]()
+
+    async def stream(client: httpx.AsyncClient, number: int) -> None:
+        ask = {"prompt": "the", "seed": number, "max_tokens": 8, "sampler": "remdm-cap", "steps": 4}
+        while time.monotonic() < end:
+            try:
+                async with client.stream("POST", "/v1/generate", json=ask) as response:
+                    lines = [line async for line in response.aiter_lines() if line]
+            except httpx.HTTPError as error:
+                ends[type(error).__name__] += 1
+                continue
+            ends["done" if '"type": "done"' in lines[-1] else f"{response.status_code} {lines[-1]}"] += 1
+
+    async def slow_head(dripping: bool) -> None:
+        while time.monotonic() < end:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                for byte in HALF_A_HEAD * 9 if dripping else b"":
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0.2)
+                ends[f"head {(await reader.read())[9:12].decode()}"] += 1
+            except OSError:  # it was answered while it still sent
+                ends["head 408"] += 1
+            finally:
+                writer.close()
+
+    limits = httpx.Limits(max_connections=streams)
+    async with httpx.AsyncClient(base_url=address, timeout=300, limits=limits) as client:
+        heads = (slow_head(bool(i % 2)) for i in range(slow))
+        await asyncio.gather(*(stream(client, number) for number in range(streams)), *heads)
+    return ends
+
+
+@pytest.mark.slow
+def test_streams_go_on_through_a_siege_and_the_end_is_clean(folder):
+    log: list[str] = []
+    # A client with hundreds of streams may itself be seconds late with a head: the limit for heads stays as it is.
+    options = ("--workers", "2", "--limits.seconds", "300", "--limits.per-client", "300", "--limits.waiting", "300")
+    with server(folder, *options, log=log) as (process, address):
+        ends = asyncio.run(besieged(address, streams=300, slow=60, seconds=60.0))
+        assert ends.keys() == {"done", "head 408"}
+        assert ends["done"] >= 300
+        host, _, port = address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as raw:
+            raw.sendall(TWO_LENGTHS)
+            assert raw.recv(65536).startswith(b"HTTP/1.1 400")
+        assert "adlm_running 0" in httpx.get(f"{address}/metrics", timeout=60).text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert not [line for line in log if "Traceback" in line]

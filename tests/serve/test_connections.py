@@ -102,6 +102,18 @@ def test_a_second_head_on_a_connection_has_a_time_limit_too(running):
     assert found.count(b"HTTP/1.1 408") == 1
 
 
+def test_a_connection_that_was_answered_waits_for_its_next_request_without_an_answer(running):
+    asked = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with opened(running[1]) as raw:
+        raw.sendall(asked)
+        time.sleep(2)  # twice the time for a head
+        raw.sendall(asked)
+        time.sleep(0.2)
+        raw.sendall(b"GET /he")
+        found = answers(raw)
+    assert [each[:3] for each in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"408"]
+
+
 def test_idle_connections_keep_nobody_out(running):
     idle = [opened(running[1]) for _ in range(120)]
     try:
