@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,6 +22,7 @@ from adlm.samplers.canvas import Canvas
 from adlm.samplers.constraints import Wording
 from adlm.samplers.hole_lengths import context_nats
 from adlm.samplers.holes import Template
+from adlm.samplers.left_to_right import LeftToRight
 from adlm.samplers.named import canonical, names_one, sampler_for
 from adlm.samplers.network import Network
 from adlm.samplers.ordered import Ordered
@@ -277,8 +278,8 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         left-to-right model fills only holes at the end of the text: it sees nothing that follows them.
 
         Args:
-            best_of: fill the holes this many times for each text, and keep the filling with which the left-to-right
-                reading of the model finds the whole text likeliest; for models that were trained to be read so.
+            best_of: make this many `fillings` for each text, and keep the one with which the left-to-right reading of
+                the model finds the whole text likeliest; for models that were trained to be read so.
             constraints: one per hole, None if anything may stand there: `Choice(("red", "blue green"))`, `Digits()`,
                 `Pattern(r"[A-Z][a-z]+")`. A `[MASK]` under a choice is as long as its options are.
             sampler, on_step, options: as in `generate`.
@@ -290,16 +291,40 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 "leave best_of out",
                 subject="best_of",
             )
-        count = _count(n) * _count(best_of)
-        found = list(
-            self.infill_each(
-                text, n=count, seed=seed, constraints=constraints, sampler=sampler, on_step=on_step, **options
-            )
-        )
-        if best_of == 1:
-            return found
+        given: dict[str, Any] = {"seed": seed, "constraints": constraints, "sampler": sampler, "on_step": on_step}
+        if _count(best_of) == 1:
+            return list(self.infill_each(text, n=n, **given, **options))
+        found = self.fillings(text, _count(n) * best_of, **given, **options)
         ranked = self.in_blocks(1)
-        return [ranked.likeliest(found[i : i + best_of]) for i in range(0, count, best_of)]
+        return [ranked.likeliest(found[i : i + best_of]) for i in range(0, len(found), best_of)]
+
+    def fillings(
+        self,
+        text: str,
+        n: int,
+        *,
+        seed: int = 0,
+        constraints: Sequence[Wording | None] | None = None,
+        sampler: Sampler | str | None = None,
+        on_step: StepCallback | None = None,
+        **options: object,
+    ) -> list[str]:
+        """Fill the holes `n` times, in turn from left to right and with both sides in view.
+
+        Left to right, holes are filled without regard to what follows them, through the filters of the sampler. The two
+        readings fail on different holes, so the best of both is better than the best of either. A model that was not
+        trained to be read from left to right fills all of them with both sides in view. Arguments are those of
+        `infill`.
+        """
+        model, chosen = self.read_for_holes(self.sampler(sampler, **options))
+        row, stop = model.infill_row(text, seed=seed, constraints=constraints), self.stop_rule()
+        continued = _count(n) - n // 2 if 1 in self.block_sizes else 0
+        seen = model._texts([row], n - continued, seed, chosen, on_step, stop=stop) if n > continued else iter(())
+        if not continued:
+            return list(seen)
+        own, forked = LeftToRight(chosen.filters), Noise(seed).fork("left to right").seed
+        unseen = self.in_blocks(1)._texts([row], continued, forked, own, None, stop=stop)
+        return [text for pair in zip_longest(unseen, seen) for text in pair if text is not None]
 
     def likeliest(self, texts: Sequence[str]) -> str:
         """The text to which the model gives the highest likelihood, the first of several alike."""

@@ -1,8 +1,10 @@
 r"""Put an adapted model into the package, in half precision, with its figures and those of its source in its card.
 
     adlm adapt STORIES15M --to anchored-block:4 --sizes 1 2 4 4 0 0 0 --adapter-rank 56 --prune-vocabulary \
-        --length 256 --rows 16 --steps 1000 --data self:1280 --data STORIES --out runs/box
-    python docs/box.py runs/box --stories TEST.jsonl
+        --length 256 --rows 16 --steps 1000 --data self:1280 --data STORIES --out runs/box-first
+    adlm adapt runs/box-first --to anchored-block:4 --sizes 2 4 0 0 0 0 0 0 --holes 0.75 --adapter-rank 56 \
+        --length 256 --rows 16 --steps 720 --seed 1 --data self:3072 --data STORIES --out runs/box
+    python docs/box.py runs/box-first runs/box --stories TEST.jsonl
 
 STORIES15M is the folder of the llama2.c model (model.bin, tokenizer.bin); STORIES and TEST.jsonl are stories of
 TinyStories to train on and to measure on. Everything is measured in half precision, as the model is shipped.
@@ -28,12 +30,13 @@ SAMPLING = {"sampler": "left-to-right", "top_p": 0.9}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of the adapted model")
+    parser.add_argument("folders", type=Path, nargs="+", help="of each round of training; the last is bundled")
     parser.add_argument("--stories", type=Path, required=True, help="held-out stories (.jsonl, text)")
     parser.add_argument("--rows", type=int, default=64, help="texts of each to measure on")
     options = parser.parse_args()
-    source, model = (TextModel.from_pretrained(folder) for folder in (options.folder / "source", options.folder))
-    own = options.folder / "self" / "valid.jsonl"
+    folder = options.folders[-1]
+    source, model = (TextModel.from_pretrained(each) for each in (options.folders[0] / "source", folder))
+    own = folder / "self" / "valid.jsonl"
     model.network.half().float()  # rounded as it will be stored
     figures: dict[str, Estimate | float] = {}
     held_out = {"TinyStories, test": (options.stories, "text"), "samples of the source": (own, "response")}
@@ -45,7 +48,7 @@ def main() -> None:
     run = {"name": "box", "objective": (model.config.run or {})["objective"]}  # without the folders of this machine
     config = replace(model.config, sampling=SAMPLING, run=run)
     about = {f"nats per token, {name}": value for name, value in figures.items()}
-    tokens = json.loads((options.folder / "adapt.json").read_text())["tokens"]
+    tokens = sum(json.loads((each / "adapt.json").read_text())["tokens"] for each in options.folders)
     data = DATA.format(tokens / 1e6)
     facts = Facts(licence="mit", language="en", data=data, figures=about, notes=NOTES)
     if BOX.exists():

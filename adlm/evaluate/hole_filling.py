@@ -71,7 +71,8 @@ def infilling(
         holes: kinds of holes: word, phrase, sentence.
         n: texts; the first of the data that fit a row and have a hole of each kind.
         best_of: fillings to choose from, by the likelihood of the whole text read from left to right. The first takes
-            the likeliest token at each step, the others are drawn. Models without that reading have one filling.
+            the likeliest token at each step, the others are drawn: see `TextModel.fillings`. Models without that
+            reading have one filling.
         sampler, options: as in `TextModel.infill`; by default surest first, the likeliest token at each step.
         split, folder, field: as for `perplexity`.
         out: write the result to this file. A second call resumes.
@@ -139,7 +140,7 @@ def filled_text(model: TextModel, cut: CutText, best_of: int, seed: int, filling
         found = model.infill(text, seed=seed, **filling)
         if best_of == 1 or 1 not in model.block_sizes:
             return found[0]
-        found += model.infill(text, n=best_of - 1, seed=seed, **filling | {"temperature": 1.0})
+        found += model.fillings(text, best_of - 1, seed=seed, **filling | {"temperature": 1.0})
         return model.in_blocks(1).likeliest(found)
     options: dict[str, Any] = {"max_new_tokens": cut.tokens, "stop": False, "sampler": "left-to-right"}
     prompt = cut.left.rstrip(" ")

@@ -16,6 +16,7 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.randomness import Noise
+from adlm.samplers.constraints import Choice
 from adlm.text_model import TextModel
 from tests.errors import raises
 
@@ -102,7 +103,26 @@ def test_the_best_of_several_fillings_needs_a_left_to_right_reading():
     several = model(run=SIZES)
     assert sees_both_sides(several)
     (best,) = several.infill(text, best_of=8)
-    drawn = several.infill(text, n=8)
+    drawn = several.fillings(text, 8)
     assert best == several.in_blocks(1).likeliest(drawn)
+    two = several.infill(text, n=2, best_of=3, seed=4)
+    drawn = several.fillings(text, 6, seed=4)
+    assert two == [several.in_blocks(1).likeliest(drawn[i : i + 3]) for i in (0, 3)]
     with raises(ConfigError, subject="best_of"):
         model("full").infill(text, best_of=2)
+
+
+def test_fillings_come_from_both_readings_in_turn():
+    text, several = "the cat [MASK:3] the mat", model(run=SIZES)
+    found = several.fillings(text, 5, seed=2, temperature=0.5)
+    assert [each.startswith("the cat ") and each.endswith(" the mat") for each in found] == [True] * 5
+    assert found[1::2] == several.infill(text, n=2, seed=2, temperature=0.5)
+    # What follows the hole is not seen from left to right.
+    other = several.fillings(text.replace("the mat", "no dog"), 5, seed=2, temperature=0.5)
+    assert [each.removesuffix("no dog") for each in other[::2]] == [each.removesuffix("the mat") for each in found[::2]]
+    assert model("full").fillings(text, 3) == model("full").infill(text, n=3)
+
+
+def test_fillings_keep_to_constraints():
+    found = model(run=SIZES).fillings("the [MASK] sat", 6, constraints=[Choice(("cat", "dog"))])
+    assert set(found) <= {"the cat sat", "the dog sat"}
