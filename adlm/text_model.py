@@ -291,10 +291,11 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 "leave best_of out",
                 subject="best_of",
             )
-        given: dict[str, Any] = {"seed": seed, "constraints": constraints, "sampler": sampler, "on_step": on_step}
+        given: dict[str, Any] = {**options, "seed": seed, "constraints": constraints}
+        given |= {"sampler": sampler, "on_step": on_step}
         if _count(best_of) == 1:
-            return list(self.infill_each(text, n=n, **given, **options))
-        found = self.fillings(text, _count(n) * best_of, **given, **options)
+            return list(self.infill_each(text, n=n, **given))
+        found = self.fillings(text, _count(n) * best_of, **given)
         ranked = self.in_blocks(1)
         return [ranked.likeliest(found[i : i + best_of]) for i in range(0, len(found), best_of)]
 
