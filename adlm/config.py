@@ -208,16 +208,14 @@ def with_changes(value: T, changes: Sequence[str]) -> T:
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals or not path:
-            raise ConfigError(
-                f"asked to set {change!r}", "no NAME=VALUE", "write as in train.steps=1000", subject=change
-            )
+            raise ConfigError(f"--set takes NAME=VALUE, as in train.steps=1000, got {change!r}", subject=change)
         *parents, last = path.split(".")
         inner = data
         for depth, name in enumerate([*parents, last]):
             where = ".".join(parents[:depth]) or "the run"
             if not isinstance(inner, dict) or "kind" not in inner:
                 raise ConfigError(
-                    f"asked to set {path}", f"{where} has no fields of its own", f"set {where}", subject=path
+                    f"{path} cannot be set, because {where} has no fields of its own", fix=f"set {where}", subject=path
                 )
             name = _OLD_FIELDS.get(inner["kind"], {}).get(name, name)
             if name not in inner or name == "kind":

@@ -384,4 +384,4 @@ def _check(group: str, member: Any) -> None:
             fix = "put @dataclass(frozen=True) below @adlm.register"
             raise ConfigError(f"asked to register {name} as a {group}", "not a dataclass", fix, subject=name)
     elif group != "sampler" or not callable(member):
-        raise ConfigError(f"asked to register {name} as a {group}", "not a class", "give the class", subject=name)
+        raise ConfigError(f"only a class can be registered as a {group}, got {name}", subject=name)

@@ -286,9 +286,8 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         """
         if best_of > 1 and 1 not in self.block_sizes:
             raise ConfigError(
-                f"asked for the best of {best_of} fillings",
-                "the model was not trained to be read from left to right, by which they are compared",
-                "leave best_of out",
+                "best_of compares fillings from left to right, which the model was not trained for",
+                fix="leave best_of out",
                 subject="best_of",
             )
         given: dict[str, Any] = {**options, "seed": seed, "constraints": constraints}

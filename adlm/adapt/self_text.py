@@ -92,6 +92,6 @@ def _check_same(folder: Path, made_of: dict[str, object]) -> None:
     elif (before := json.loads(path.read_text())) != made_of:
         different = ", ".join(name for name in made_of if before.get(name) != made_of[name])
         raise ConfigError(
-            f"asked to sample texts into {folder}", f"it has texts of other {different}", "name another folder",
+            f"{folder} has texts of other {different}", fix="name another folder",
             subject=str(folder),
         )  # fmt: skip

@@ -55,12 +55,12 @@ class Target:
             if colon or sizes or progressive:
                 subject = "to" if colon else "sizes" if sizes else "progressive"
                 raise ConfigError(
-                    f"asked for {text} in blocks", "it reads whole rows", "use block:16 or anchored-block:16",
+                    f"{text} cannot be in blocks, because it reads whole rows", fix="use block:16 or anchored-block:16",
                     subject=subject,
                 )  # fmt: skip
             return cls(kind)  # type: ignore[arg-type]
         if not number.isdecimal():
-            raise ConfigError(f"asked for {text!r}", "no block size", f"write {kind}:16", subject="to")
+            raise ConfigError(f"the target {text!r} needs a block size", fix=f"write {kind}:16", subject="to")
         size = int(number)
         if size < 2:
             raise OutOfRange("to", text, "a block size of at least 2")

@@ -24,9 +24,7 @@ class AtPositions(AnchorRule):
         length = batch.tokens.shape[1]
         if max(self.positions, default=-1) >= length:
             raise DataError(
-                f"asked for anchors at {self.positions}",
-                f"rows of {length} tokens",
-                "name positions that rows have",
+                f"anchors at {self.positions} do not exist in rows of {length} tokens",
                 subject="positions",
             )
         marks = torch.zeros_like(batch.valid)

@@ -117,9 +117,8 @@ class Given(AnchorRule):
     def mark(self, batch: Batch) -> Tensor:
         if batch.anchors is None:
             raise DataError(
-                "asked for the anchors given by the data",
-                "the batch has none",
-                "use a rule such as RareInSequence",
+                "the data marks no anchors",
+                fix="use a rule such as RareInSequence",
                 subject="anchors",
             )
         return batch.anchors & batch.valid

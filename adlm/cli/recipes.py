@@ -74,9 +74,8 @@ def command(
     for option, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"asked to show the run {name} with {option} {value}",
-                "a run has its own",
-                "change it by --set, as in --set train.steps=1000",
+                f"the run {name} has its own {option}",
+                fix="change it with --set, as in --set train.steps=1000",
                 subject=option,
             )
     _show_run(with_changes(run, set), matched(name))

@@ -36,9 +36,8 @@ def read_chat_template(folder: Path) -> str | None:
         return None
     if len(found) > MOST_CHARACTERS:
         raise DataError(
-            f"asked to read the chat template in {folder}",
-            f"it has more than {MOST_CHARACTERS} characters",
-            "do not use this file: it is not a real one",
+            f"the chat template in {folder} has more than {MOST_CHARACTERS} characters",
+            fix="do not use this file: it is not a real one",
             subject="chat_template",
         )
     return found

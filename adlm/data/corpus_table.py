@@ -202,9 +202,8 @@ class _Seen:
 def _check_ids(shards: Shards, tokens: Counts, vocab_size: int) -> None:
     if len(tokens) and (highest := int(tokens.max())) >= vocab_size:
         raise DamagedData(
-            f"asked to count the tokens of {shards.folder}",
-            f"token {highest}, where its tokenizer has {vocab_size}",
-            "run `adlm prepare` with --force",
+            f"{shards.folder} has the token {highest}, but its tokenizer has only {vocab_size}",
+            fix="run `adlm prepare` with --force",
             subject="vocab_size",
         )
 

@@ -90,9 +90,8 @@ class Separator(DocumentRule):
     def __post_init__(self) -> None:
         if not self.text or "\n" in self.text:
             raise ConfigError(
-                f"asked for documents parted by {self.text!r}",
-                "an empty string or one with a line break",
-                "name a string within a line, or use Paragraphs() for blank lines",
+                f"documents cannot be separated by {self.text!r}, which is empty or has a line break",
+                fix="name a string within a line, or use Paragraphs() for blank lines",
                 subject="text",
             )
 

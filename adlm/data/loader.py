@@ -93,16 +93,14 @@ class Loader:
     def __init__(self, table: Table, config: LoaderConfig, *, rank: int = 0, world_size: int = 1) -> None:
         if config.batch < 1 or config.batch % world_size:
             raise ConfigError(
-                f"asked for a global batch of {config.batch} rows on {world_size} ranks",
-                "it does not divide evenly",
-                f"choose a multiple of {world_size}",
+                f"a global batch of {config.batch} rows cannot be divided among {world_size} ranks",
+                fix=f"choose a multiple of {world_size}",
                 subject="batch",
             )
         if len(table) < config.batch:
             raise DataError(
-                f"asked for batches of {config.batch} rows from {table.name}",
-                f"the data has {len(table)} rows",
-                "choose a smaller batch or more data",
+                f"{table.name} has {len(table)} rows, fewer than a batch of {config.batch}",
+                fix="choose a smaller batch or more data",
                 subject=table.name,
             )
         self.table, self.config, self.rank, self.world_size = table, config, rank, world_size

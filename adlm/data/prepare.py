@@ -100,9 +100,8 @@ def tokenizer_for(
         return characters() if name == "characters" else load_tokenizer(name)
     if source is None:
         raise ConfigError(
-            f"asked for the tokenizer {name!r}",
-            "it is trained on a corpus, and there is none here",
-            "name the tokenizer of the model to begin with: its folder or its Hub name",
+            f"the tokenizer {name!r} has to be trained on a corpus, and there is none here",
+            fix="name the tokenizer of the model to begin with: its folder or its Hub name",
             subject=name,
         )
     split = split or source.splits[0]
@@ -127,9 +126,7 @@ def _training(name: str) -> Callable[[Iterable[str]], Tokenizer] | None:
     if kind != "bpe" or not colon:
         return train_words if name == "words" else None
     if not size.isdecimal():
-        raise ConfigError(
-            f"asked for the tokenizer {name!r}", "no size after the colon", "write bpe:8192", subject=name
-        )
+        raise ConfigError(f"the tokenizer {name!r} needs a size after the colon, as in bpe:8192", subject=name)
     return partial(train_bpe, vocab_size=int(size))
 
 
@@ -336,9 +333,8 @@ def _encode(
                 yield join(first, future.result())
         except BrokenProcessPool as error:
             raise DataError(
-                f"asked to encode with {workers} worker processes",
-                "one of them died (out of memory?)",
-                "run again with fewer workers; finished shards are kept",
+                f"one of {workers} worker processes died (out of memory?)",
+                fix="run again with fewer workers; finished shards are kept",
                 subject="workers",
             ) from error
         finally:

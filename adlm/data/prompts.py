@@ -212,7 +212,7 @@ class PromptRows(Table):
 def _one_file(path: str) -> Path:
     _, files = find_files(path)
     if len(files) > 1:
-        raise DataError(f"asked for prompts in {path}", f"{len(files)} files", "name one of them", subject=str(path))
+        raise DataError(f"{path} has {len(files)} files", fix="name one of them", subject=str(path))
     return files[0]
 
 

@@ -63,9 +63,8 @@ def _description(tokenizer: Tokenizer) -> dict[str, Any]:
     kind = found["model"]["type"]
     if kind not in ("BPE", "WordLevel"):
         raise ConfigError(
-            f"asked to prune the vocabulary of a tokenizer of the kind {kind}",
-            "its pieces are chosen by more than their neighbours",
-            "use a byte-pair encoding, or keep the vocabulary",
+            f"a {kind} tokenizer cannot be pruned, because it chooses pieces by more than their neighbors",
+            fix="use a byte-pair encoding, or keep the vocabulary",
             subject=kind,
         )
     return found

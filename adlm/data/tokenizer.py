@@ -230,9 +230,8 @@ def with_roles(backend: Backend, chat_template: str | None = None) -> Tokenizer:
     eos = first(END, "</s>", "[SEP]", "<|end_of_text|>", "<eos>", "<|im_end|>")
     if eos is None:
         raise ConfigError(
-            "asked to use a tokenizer for language modelling",
-            "it has no end-of-text token (looked for <|endoftext|>, </s>, [SEP], ...)",
-            f"add one, for example {END}",
+            "the tokenizer has no end-of-text token (looked for <|endoftext|>, </s>, [SEP], ...)",
+            fix=f"add one, for example {END}",
             subject="eos",
         )
     bos = first(END, "<s>", "[CLS]", "<|begin_of_text|>", "<bos>", "<|im_start|>")
@@ -290,9 +289,8 @@ def _from_folder(folder: Path) -> Tokenizer:
     for file in sorted(folder.glob("*vocab.txt")):
         return _bert(file)
     raise DataError(
-        f"asked to load a tokenizer from the folder {folder}",
-        "none of tokenizer.json, encoder.json + vocab.bpe, vocab.json + merges.txt, vocab.txt",
-        "name a folder that holds one of these",
+        f"{folder} has none of tokenizer.json, encoder.json + vocab.bpe, vocab.json + merges.txt, vocab.txt",
+        fix="name a folder that holds one of these",
         subject=str(folder),
     )
 

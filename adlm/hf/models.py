@@ -34,9 +34,8 @@ def transformers_config(config: ModelConfig, roles: Roles) -> AdlmConfig:
     data = config_json(config, roles)
     if data.get("model_type") != AdlmConfig.model_type:
         raise ConfigError(
-            f"asked for a {type(config.network).__name__} as a model for the library transformers",
-            "its network is one of that library already",
-            "use that library's own class for it, or a network of this package",
+            f"{type(config.network).__name__} is a network of the library transformers already",
+            fix="use that library's own class for it",
             subject=type(config.network).__name__,
         )
     return AdlmConfig(**{name: value for name, value in data.items() if name != "model_type"})
@@ -76,9 +75,8 @@ class _Model(AdlmModel):
         for name, weight in module.named_parameters(recurse=False):
             if not getattr(weight, "_is_hf_initialized", False):
                 raise ModelError(
-                    "asked to read a model for transformers",
-                    f"no weights for {name} of a {type(module).__name__}",
-                    "the files are damaged: get them again",
+                    f"there are no weights for {name} of a {type(module).__name__}",
+                    fix="the files are damaged: get them again",
                     subject=name,
                 )
 
@@ -174,9 +172,8 @@ class AdlmCausalLM(_Model, GenerationMixin):
         start = self.network.start_id
         if bool((first != start).any()):
             raise ConfigError(
-                "asked a left-to-right model to read rows",
-                f"some do not begin with the token {start}",
-                "let the tokenizer add it (add_special_tokens=True, the default), or prepend it yourself",
+                f"some rows do not begin with the token {start}, which a left-to-right model needs",
+                fix="let the tokenizer add it (add_special_tokens=True, the default), or prepend it yourself",
                 subject="input_ids",
             )
 

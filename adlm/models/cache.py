@@ -96,8 +96,7 @@ class Cache:
             raise OutOfRange("tokens", 0, "at least one: the next token is predicted already")
         if self.length + new > self.room:
             raise ConfigError(
-                f"asked to read {new} more positions",
-                f"{self.length} of the cache's {self.room} positions are taken",
-                "make a longer cache; the last token of a row need not be read",
+                f"{new} more positions do not fit the cache: {self.length} of {self.room} are taken",
+                fix="make a longer cache; the last token of a row need not be read",
                 subject="length",
             )

@@ -113,9 +113,8 @@ def forward_work(
 def _check_counted(network: NetworkConfig) -> None:
     if not network.stacks:
         raise ConfigError(
-            f"asked what {type(network).__name__} costs",
-            "only networks of this package are counted",
-            "train it without a plan",
+            f"the cost of {type(network).__name__} is not known: only networks of this package are counted",
+            fix="train it without a plan",
             subject=type(network).__name__,
         )
 

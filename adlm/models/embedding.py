@@ -60,9 +60,8 @@ def check_length(length: int, learned_positions: int) -> None:
     """Refuse rows with positions that the model has not learned."""
     if length > learned_positions:
         raise ConfigError(
-            f"asked to read rows of {length} tokens",
-            f"the model has learned {learned_positions} positions",
-            "use shorter rows, or a model with rotary positions only",
+            f"rows of {length} tokens are longer than the {learned_positions} learned positions of the model",
+            fix="use shorter rows, or a model with rotary positions only",
             subject="positions",
         )
 

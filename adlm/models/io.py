@@ -133,7 +133,7 @@ def load_model(folder: Path, *, asked: str = "") -> tuple[LanguageModel, ModelCo
     try:
         tokenizer = load_tokenizer(folder)
     except AdlmError as error:
-        found = f"{TOKENIZER[0]} cannot be used: {error.found}"
+        found = f"{TOKENIZER[0]} cannot be used: {error.found or error.asked}"
         raise ModelError(asked, found, error.fix, subject=TOKENIZER[0]) from error
     _check_tokenizer(tokenizer, config, asked)
     model = read_weights(folder / WEIGHTS, config.build, asked)

@@ -290,7 +290,7 @@ class LanguageModel(nn.Module, ABC):
 
     def _one_stage(self, purpose: str) -> ConfigError:
         return ConfigError(
-            f"asked {type(self).__name__} for {purpose}", "it has one stage", "use a two-stage model", subject="stages"
+            f"{purpose} needs a two-stage model, and {type(self).__name__} has one stage", subject="stages"
         )
 
     def cache(self, rows: int, length: int, t: Tensor | None = None, *, segments: Tensor | None = None) -> Cache:
@@ -314,9 +314,8 @@ class LanguageModel(nn.Module, ABC):
         """Refuse a model without a cache if `purpose` needs one."""
         if self.cache_kind is None:
             raise ConfigError(
-                f"asked a {type(self).__name__} that sees both sides for {purpose}",
-                "the features of a token change with the tokens to its right",
-                "use features, or a model with causal stacks",
+                f"{purpose} needs a model with causal stacks, and {type(self).__name__} sees both sides",
+                fix="use features",
                 subject="attention",
             )
 

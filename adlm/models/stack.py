@@ -101,9 +101,7 @@ class StackConfig:
             raise ConfigError("query_key_gains=True needs query_key_norm=True", subject="query_key_gains")
         if not self.head_width and self.width % (2 * self.heads):
             raise ConfigError(
-                f"asked for width {self.width} with {self.heads} heads",
-                "rotary positions need an even number of channels per head",
-                f"choose a multiple of {2 * self.heads}",
+                f"width must be a multiple of {2 * self.heads}, twice the number of heads, got {self.width}",
                 subject="width",
             )
         if not 0 <= self.input_reinjection < self.layers:

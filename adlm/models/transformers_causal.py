@@ -170,9 +170,8 @@ class TransformersCausal(LanguageModel):
     def checkpoint_activations(self, on: bool = True) -> None:
         if on:
             raise ConfigError(
-                "asked a network of transformers to store fewer activations",
-                "the library drops its cache when it does that",
-                "use smaller batches",
+                "activation checkpointing is not available for networks of transformers, which would drop their cache",
+                fix="use smaller batches",
                 subject="activation_checkpointing",
             )
 

@@ -69,9 +69,8 @@ def enumerated_nats(model: LanguageModel, batch: Batch) -> Tensor:
     most = int(torch.zeros_like(blocks).scatter_add_(1, blocks, batch.scored.long()).max())
     if most > MOST_ENUMERATED:
         raise ConfigError(
-            f"asked for the exact bound of {most} tokens per row",
-            f"that takes {2**most - 1:,} passes for each",
-            f"score at most {MOST_ENUMERATED} tokens, or estimate it",
+            f"the exact bound of {most} tokens per row takes {2**most - 1:,} passes for each",
+            fix=f"score at most {MOST_ENUMERATED} tokens, or estimate it",
             subject="tokens",
         )
     out = torch.zeros(batch.tokens.shape, dtype=torch.float64, device=batch.tokens.device)

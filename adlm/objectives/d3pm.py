@@ -28,9 +28,8 @@ class D3pm(MaskedObjective):
     def _masking(self) -> UniformMasking:
         if not (isinstance(self.corruption, UniformMasking) and self.corruption.steps):
             raise ConfigError(
-                f"asked for D3PM with {self.corruption}",
-                "its bound is that of a number of steps",
-                "take UniformMasking(steps=1000)",
+                f"D3PM needs a corruption with a number of steps, got {self.corruption}",
+                fix="use UniformMasking(steps=1000)",
                 subject="corruption",
             )
         return self.corruption

@@ -117,9 +117,8 @@ def estimator(name: str, model: LanguageModel) -> Objective:
     if model.attention == "block":
         if name != "counts":
             raise ConfigError(
-                f"the estimator {name!r} does not suit the model",
-                "it reads blocks: its bound is estimated from mask counts in each block",
-                "use counts, or leave it out",
+                f"the estimator {name!r} does not suit a model that reads blocks",
+                fix="use counts, or leave it out",
                 subject="estimator",
             )
         return clean_objective(model)

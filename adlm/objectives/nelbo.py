@@ -37,9 +37,8 @@ class Nelbo(MaskedObjective):
             return costs(model, hidden, context.tokens, context.weight)
         if len(rates) != model.vocabulary.size:
             raise ConfigError(
-                f"asked for anchored masking of a vocabulary of {model.vocabulary.size}",
-                f"the rule knows {len(rates)} types",
-                "build its table with the model's tokenizer",
+                f"the rule knows {len(rates)} types, but the vocabulary has {model.vocabulary.size}",
+                fix="build its table with the model's tokenizer",
                 subject="rule",
             )
 
@@ -172,9 +171,7 @@ def _anchor_term(
     model, batch, anchor = context.model, context.batch, context.features.anchor
     if anchor is None:
         raise ConfigError(
-            f"asked for the anchor term with {type(model).__name__}",
-            "it has one stage",
-            "use a two-stage model",
+            f"the anchor term needs a two-stage model, and {type(model).__name__} has one stage",
             subject="stages",
         )
     objective.rule.check_vocabulary(model.vocabulary.size)

@@ -195,9 +195,8 @@ class MaskedObjective(Objective, ABC):
         blocks = isinstance(self.corruption, BlockMasking)
         if (blocks and not model.reads_blocks) or (not blocks and model.attention == "block"):
             raise ConfigError(
-                f"asked for {type(self.corruption).__name__} with {model.attention} attention",
-                "blocks need a model that reads them, and the other way round",
-                "use BlockMasking together with block-causal attention, or neither",
+                f"{type(self.corruption).__name__} does not suit {model.attention} attention",
+                fix="use BlockMasking together with block-causal attention, or neither",
                 subject="corruption",
             )
 
@@ -211,9 +210,8 @@ class MaskedObjective(Objective, ABC):
     def corrupt_at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
         if not self.corruption.bounds:
             raise ConfigError(
-                f"asked for the bound under {self.corruption}",
-                "it is a training curriculum: its loss bounds nothing",
-                f"evaluate with {type(self).__name__}({CountMasking.__name__}())",
+                f"{self.corruption} is a training curriculum: its loss bounds nothing",
+                fix=f"evaluate with {type(self).__name__}({CountMasking.__name__}())",
                 subject="corruption",
             )
         return self.corruption.at(level, batch, mask_id, noise)

@@ -110,9 +110,8 @@ def matched_baseline(run: Run, kind: str, *, name: str) -> Run:
     network, objective = run.network, run.objective
     if network.stages < 2 or not isinstance(objective, Anelbo | AnchoredCrossEntropy):
         raise ConfigError(
-            f"asked for the matched baseline of {run.name}",
-            f"{type(objective).__name__} in {network.stages} stages",
-            "name a run of ADLM, A2R or anchored block diffusion",
+            f"{run.name} has no matched baseline: it trains {type(objective).__name__} in {network.stages} stages",
+            fix="name a run of ADLM, A2R or anchored block diffusion",
             subject=run.name,
         )
     vocabulary = known_vocabulary(run.data)

@@ -53,9 +53,8 @@ class DraftAndVerify(Sampler):
     def setup(self, state: SamplerState) -> None:
         if state.network.attention != "block" or not state.network.shifted:
             raise ConfigError(
-                "DraftAndVerify cannot sample from this model",
-                "only shifted models that read blocks can also be read from left to right",
-                "use a model that `adlm adapt` made, or another sampler",
+                "DraftAndVerify needs a shifted model that reads blocks and left to right",
+                fix="use a model that `adlm adapt` made, or another sampler",
                 subject="DraftAndVerify",
             )
         if state.canvas.constraints:

@@ -59,9 +59,8 @@ def context_nats(
     """
     if model.causal:
         raise ConfigError(
-            "asked to choose the length of a hole",
-            "the model writes left to right and cannot leave a hole open while it reads on",
-            "give the length, as in [MASK:4], or use a masked model",
+            "a left-to-right model cannot choose the length of a hole",
+            fix="give the length, as in [MASK:4], or use a masked model",
             subject="lengths",
         )
     longest, mask_id = max(map(len, rows)), model.vocabulary.mask_id

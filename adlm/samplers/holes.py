@@ -62,9 +62,8 @@ class Template:
         """All ways to give each hole a length."""
         if math.prod(map(len, self.lengths)) > MOST_COMBINATIONS:
             raise ConfigError(
-                f"asked to choose the lengths of {len(self.lengths)} holes",
-                f"more than {MOST_COMBINATIONS} combinations, of which each is scored",
-                "narrow the ranges, or fill the holes one after another",
+                f"the lengths of {len(self.lengths)} holes have more than {MOST_COMBINATIONS} combinations to score",
+                fix="narrow the ranges, or fill the holes one after another",
                 subject="hole lengths",
             )
         return list(product(*self.lengths))
@@ -117,9 +116,8 @@ def _hole(written: str) -> Hole:
     lengths = _LENGTHS.fullmatch(written.removeprefix("[MASK:").removesuffix("]"))
     if lengths is None or not written.endswith("]"):
         raise ConfigError(
-            f"asked to fill the hole {written!r}",
-            "what follows the colon is no token count",
-            "write [MASK:4] or [MASK:2-6], with numbers from 1 to 9999",
+            f"the hole {written!r} needs a token count after the colon",
+            fix="write [MASK:4] or [MASK:2-6], with numbers from 1 to 9999",
             subject=written,
         )
     least, most = int(lengths[1]), int(lengths[2] or lengths[1])

@@ -174,7 +174,7 @@ def sampler_for(model: LanguageModel, sampler: Sampler | str | None, options: Ma
     size = None if "block_size" in _own_options(named.make) else given.pop("block_size", None)
     window = given.pop("window", None)
     if window is not None and size is None:
-        raise ConfigError("asked for a window", "it moves along with blocks", "give block_size too", subject="window")
+        raise ConfigError("a window moves along with blocks: give block_size too", subject="window")
     made = named.make(filters=filters, **given)
     return Blocks(inner=made, size=size, window=window) if isinstance(made, Unmasking) and size is not None else made
 
@@ -250,4 +250,4 @@ def _only_one(given: Mapping[str, object]) -> None:
 
 def _twice(*names: str) -> ConfigError:
     both = " and ".join(names)
-    return ConfigError(f"asked for {both}", "they say the same, or contradict", "give one of them", subject=both)
+    return ConfigError(f"use only one of {both}: they mean the same", subject=both)

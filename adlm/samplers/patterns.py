@@ -287,8 +287,7 @@ def _category(name: str) -> Ranges:
 def too_large(regex: str) -> ConfigError:
     """The error for a pattern that is too large."""
     return ConfigError(
-        f"asked for a hole that matches {regex!r}",
-        "it has too many states",
-        "use + or * where counts do not matter, and narrow classes such as [a-z]",
+        f"the pattern {regex!r} has too many states",
+        fix="use + or * where counts do not matter, and narrow classes such as [a-z]",
         subject=regex,
     )

@@ -142,9 +142,7 @@ def _pace(
     given = {name: pace for name, pace in paces.items() if pace is not None}
     if len(given) > 1:
         raise ConfigError(
-            f"asked for {' and '.join(given)}",
-            "each says how much a step writes",
-            "give one of them",
+            f"use only one of {' and '.join(given)}: each says how much a step writes",
             subject=" and ".join(given),
         )
     return next(iter(given.values()), InSteps())

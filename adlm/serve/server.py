@@ -230,9 +230,8 @@ def _serve_in_front(service: Service, listening: socket.socket) -> None:
         pool.stop(service.limits.seconds)
         if pool.failed:
             raise ModelError(
-                f"asked for {service.workers} workers",
-                "they stop as soon as they start",
-                "try --workers 1, which says why",
+                f"the {service.workers} workers stop as soon as they start",
+                fix="try --workers 1, which says why",
                 subject="workers",
             )
 

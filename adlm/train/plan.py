@@ -216,9 +216,8 @@ def _micro_batches(run: Run, rows: int, world_size: int) -> tuple[int, int]:
     mine, rest = divmod(rows, world_size)
     if rest or not mine:
         raise ConfigError(
-            f"asked for a step of {rows} rows on {world_size} processes",
-            "it does not divide evenly",
-            f"set train.tokens_per_step to a multiple of {world_size} rows",
+            f"a step of {rows} rows cannot be divided among {world_size} processes",
+            fix=f"set train.tokens_per_step to a multiple of {world_size} rows",
             subject="train.tokens_per_step",
         )
     micro = min(run.train.micro_batch_size, mine)

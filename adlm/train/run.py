@@ -73,9 +73,8 @@ class TrainConfig:
         if rest or not rows:
             near = max(1, round(self.tokens_per_step / length)) * length
             raise ConfigError(
-                f"asked for {self.tokens_per_step:,} tokens per step",
-                f"rows have {length} tokens",
-                f"set train.tokens_per_step={near}",
+                f"train.tokens_per_step must be a multiple of the row length {length}, got {self.tokens_per_step:,}",
+                fix=f"set train.tokens_per_step={near}",
                 subject="train.tokens_per_step",
             )
         return rows

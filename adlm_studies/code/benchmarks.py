@@ -253,9 +253,8 @@ def solution_nats(
                 nats = position_nats(model, batch, draws=draws, noise=noise).double().sum(-1).cpu()
             if not nats.isfinite().all():
                 raise ModelError(
-                    "asked what solutions cost",
-                    "a cost that is no finite number",
-                    "train again: weights are damaged",
+                    "a solution has a cost that is not finite",
+                    fix="train again: the weights are damaged",
                     subject="nats",
                 )
             for (place, *_), value in zip(some, nats.tolist(), strict=True):

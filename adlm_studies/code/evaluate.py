@@ -139,9 +139,8 @@ class CodeEvaluation:
         fewest = min((len(each) for each in answers if each), default=0)
         if not any(k <= fewest for k in ks):
             raise ConfigError(
-                f"asked for pass@k with k of {', '.join(map(str, ks))}",
-                f"{fewest} answers to some problem",
-                "write more with --n, or lower --k",
+                f"pass@k with k of {', '.join(map(str, ks))} needs as many answers, and some problem has {fewest}",
+                fix="write more with --n, or lower --k",
                 subject="k",
             )
         held = sandbox.run("", limits=limits).held

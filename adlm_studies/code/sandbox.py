@@ -51,9 +51,8 @@ class ProgramLimits:
             self.seconds > 0 and self.clock > 0 and self.memory >= 1 << 26 and self.file_size >= 0 and self.output >= 0
         ):
             raise ConfigError(
-                f"asked to run programs within {self}",
-                "too little to start",
-                "give seconds and 64 MB",
+                f"{self} is too little to start a program",
+                fix="give seconds and at least 64 MB",
                 subject="limits",
             )
 
@@ -75,9 +74,8 @@ def run(code: str, tests: str = "", *, limits: ProgramLimits | None = None) -> P
     """Run a program and then, with its names, the tests. Passed is what reaches the end of both."""
     if os.name != "posix":
         raise ConfigError(
-            "asked to run generated code",
-            f"a system of the kind {os.name!r}",
-            "use Linux or macOS, which limit it",
+            f"generated code cannot be confined on a system of the kind {os.name!r}",
+            fix="use Linux or macOS",
             subject=os.name,
         )
     limits, token = limits or ProgramLimits(), secrets.token_hex(16)

@@ -127,9 +127,8 @@ def _objective(train: TrainAndScore) -> Anelbo:
     objective = train.run.objective
     if not isinstance(objective, Anelbo):
         raise ConfigError(
-            f"asked what the anchors of {train.run.name} do",
-            f"{type(objective).__name__} has none",
-            "name an ADLM run",
+            f"{type(objective).__name__} of {train.run.name} has no anchors",
+            fix="name an ADLM run",
             subject="objective",
         )
     return objective
@@ -137,5 +136,5 @@ def _objective(train: TrainAndScore) -> Anelbo:
 
 def _shards(data: Prepared) -> Shards:
     if not isinstance(data.train, Shards):
-        raise ConfigError("asked to count a corpus", f"{data.train.name} is in no file", "use a Corpus", subject="data")
+        raise ConfigError(f"only a Corpus can be counted: {data.train.name} is in no file", subject="data")
     return data.train

@@ -95,9 +95,7 @@ class TrainOnProcess(StudyWork):
         run, process = self.run, self.run.data
         if not isinstance(process, AnchoredProcess):
             raise ConfigError(
-                "asked how many samples per run needs",
-                f"{type(process).__name__} as data",
-                "use an AnchoredProcess",
+                f"the number of samples needed is measured on an AnchoredProcess, got {type(process).__name__}",
                 subject="data",
             )
         options = FitOptions(resume="auto" if same_run(context.folder, run) else "never")

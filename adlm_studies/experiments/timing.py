@@ -77,9 +77,7 @@ class TimeTraining(StudyWork):
     def execute(self, context: StepContext) -> dict[str, Any]:
         first = next(iter(self.runs.values()))
         if any(run.data != first.data for run in self.runs.values()):
-            raise ConfigError(
-                "asked to time runs in turn", "they read different data", "give runs of one corpus", subject="runs"
-            )
+            raise ConfigError("runs that are timed in turn must read the same corpus", subject="runs")
         device = device_for("auto")
         data = first.data.prepare(cache=context.cache, verify=False)
         vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)

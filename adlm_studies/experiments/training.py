@@ -71,9 +71,7 @@ class TrainAndScore(StudyWork):
         if self.start:
             run = replace(run, init=SplitFrom(str(context.folder_of(self.start))))
         if not isinstance(corpus, Corpus):
-            raise ConfigError(
-                "asked to train in a study", f"{type(corpus).__name__} as data", "use a Corpus", subject="data"
-            )
+            raise ConfigError(f"a study trains on a Corpus, got {type(corpus).__name__}", subject="data")
         for source in (corpus.source, *self.others):
             _held_out(replace(corpus, source=source))  # refuses before anything is trained
         options = FitOptions(resume="auto" if same_run(context.folder, run) else "never", cache=context.cache)

@@ -116,9 +116,7 @@ def read_problems(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
     found = task.problems(split)
     chosen = tuple(found[:count] if count else found)
     if not chosen:
-        raise DataError(
-            f"asked for the problems of {task.name} ({split})", "there are none", "check its files", subject=task.name
-        )
+        raise DataError(f"there are no problems of {task.name} ({split})", fix="check its files", subject=task.name)
     return chosen
 
 

@@ -82,9 +82,8 @@ def answer_left_to_right(
         raise OutOfRange(name, value, "1 or more")
     if not model.causal:
         raise ConfigError(
-            f"asked {type(model).__name__} to write left to right",
-            "it sees both sides",
-            "use a model with causal stacks, or adlm_studies.reasoning.diffusion",
+            f"{type(model).__name__} sees both sides and cannot write left to right",
+            fix="use a model with causal stacks, or adlm_studies.reasoning.diffusion",
             subject="network",
         )
     done: list[WrittenAnswer] = []

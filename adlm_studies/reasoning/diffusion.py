@@ -58,9 +58,8 @@ class DiffusionReasoningData(DataConfig):
     def __post_init__(self) -> None:
         if self.most < 0 or self.room < 4:
             raise ConfigError(
-                f"asked for {self.most} positions for anchors and {self.room} tokens after them",
-                "fewer than 0, or too few for an answer",
-                "give 0 or more positions and room for the longest trace",
+                f"{self.most} positions for anchors and {self.room} tokens after them are too few for an answer",
+                fix="give 0 or more positions and room for the longest trace",
                 subject="most" if self.most < 0 else "room",
             )
 
@@ -162,9 +161,7 @@ class AnchorsFirst(Unmasking):
         super().__post_init__()
         if self.filters or self.stale_anchors != 1:
             raise ConfigError(
-                "asked for AnchorsFirst with filters or stale anchors",
-                "the inner sampler has its own",
-                "give them to it",
+                "AnchorsFirst takes filters and stale anchors from its inner sampler",
                 subject="filters" if self.filters else "stale_anchors",
             )
 

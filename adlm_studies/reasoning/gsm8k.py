@@ -140,9 +140,7 @@ def _equations(path: Path) -> Iterator[Problem]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"asked to read {path}", f"not UTF-8: {error.reason}", "store it as UTF-8", subject=str(path)
-        ) from error
+        raise DataError(f"{path} is not UTF-8: {error.reason}", subject=str(path)) from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -53,16 +53,14 @@ class ThoughtCrossEntropy(Objective):
     def check(self, model: LanguageModel) -> None:
         if not model.causal:
             raise ConfigError(
-                f"asked {type(model).__name__} to reason left to right",
-                "it sees both sides",
-                "use a causal stack (base ar or a2r), or a diffusion model with its own rows (base adlm or mdlm)",
+                f"{type(model).__name__} sees both sides and cannot reason left to right",
+                fix="use a causal stack (base ar or a2r), or a diffusion model with its own rows (base adlm or mdlm)",
                 subject="network",
             )
         if self.gamma and model.stages < 2:
             raise ConfigError(
-                f"asked to train the first stage of {type(model).__name__}",
-                "it has one stage",
-                "set gamma=0, or use a two-stage model",
+                f"{type(model).__name__} has one stage, so its first stage cannot be trained",
+                fix="set gamma=0, or use a two-stage model",
                 subject="gamma",
             )
 

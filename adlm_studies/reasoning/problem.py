@@ -132,9 +132,7 @@ def published_folder(folder: str, name: str) -> Path | None:
         path = Path(folder).expanduser()
         if not path.is_dir():
             raise DataError(
-                f"asked for {name} in the folder {folder}",
-                "no such folder",
-                "give the folder of its files",
+                f"there is no folder {folder} with the files of {name}",
                 subject=folder,
             )
         return path

@@ -62,9 +62,8 @@ def special_token_id(tokenizer: Tokenizer, mark: str) -> int:
     found = tokenizer.backend.token_to_id(mark)
     if found is None:
         raise DataError(
-            f"asked for the token {mark}",
-            "the tokenizer does not have it",
-            "use a model that `adlm reason train` trained",
+            f"the tokenizer has no token {mark}",
+            fix="use a model that `adlm reason train` trained",
             subject=mark,
         )
     return int(found)

@@ -1,4 +1,4 @@
-"""How the time of a sample grows with length, steps, vocabulary and batch, beside the plain peer's.
+"""How the time of a sample grows with length, steps, vocabulary and batch, here and in the reference.
 
     python -m benchmarks.sampling.growth
 
@@ -27,7 +27,7 @@ VALUES = {
 
 
 def measure(setting: dict[str, int]) -> tuple[float, float | None]:
-    """Seconds of a whole sample, and of the plain peer's where every one of its steps changes something."""
+    """Seconds of a whole sample, and of the reference's where every one of its steps changes something."""
     shape = {**SMALL, "size": setting["V"]}
     model = build(**shape)
     blank = Canvas.blank(setting["batch"], setting["L"], setting["V"] - 1)
@@ -60,7 +60,7 @@ def main() -> None:
         ]
         axis.plot(values, [ours for ours, _ in measured], "o-", label="adlm", color="#2563eb")
         pairs = [(value, plain) for value, (_, plain) in zip(values, measured, strict=True) if plain is not None]
-        axis.plot(*zip(*pairs, strict=True), "s--", label="written plainly", color="#d97706")
+        axis.plot(*zip(*pairs, strict=True), "s--", label="reference implementation", color="#d97706")
         axis.set(xscale="log", yscale="log", xlabel={"L": "length", "T": "steps", "V": "vocabulary"}.get(name, name))
         axis.set_xticks(values, [f"{value:,}" for value in values], rotation=45)
         axis.minorticks_off()

@@ -1,4 +1,4 @@
-"""Ancestral sampling of ADLM beside the same sampler and model written plainly, on the same weights.
+"""Ancestral sampling of ADLM, compared with a reference implementation of sampler and model on the same weights.
 
     python -m benchmarks.sampling.speed [--points 20]
 
