@@ -5,7 +5,6 @@ from adlm import registry
 # What the steps of studies do, by module: stored steps are read back, to be compared with today's.
 _WORKS = {
     "blocks": ("TrainFromLeftToRight",),
-    "decoding": ("TimeDecoding",),
     "domains": ("TrainSharedTokenizer", "TrainWithSharedTokenizer"),
     "generation": ("GenerateTexts", "MeasureRealText"),
     "paired_rows": ("TrainAndScoreRows", "TrainBestOfSearch", "TrainWithCountedRule"),

@@ -86,6 +86,15 @@ def decodings(source: TextModel, adapted: TextModel, sizes: Sequence[int], *, se
 def _judged(judge: TextModel, texts: Sequence[str]) -> float:
     """Nats per token of texts under a left-to-right model, without the end, which texts of limited length may lack."""
     end = len(judge.config.packing.frame(judge.tokenizer.roles)[1])
-    surprises = [judge.score(text).surprise for text in texts if text]
+    fitting = [_fitting(judge, text) for text in texts]
+    surprises = [judge.score(text).surprise for text in fitting if text]
     nats = [each for surprise in surprises for each in surprise[: len(surprise) - end]]
     return sum(nats) / max(1, len(nats))
+
+
+def _fitting(judge: TextModel, text: str) -> str:
+    """The beginning of a text that fits the judge's rows: bytes that make no character are more tokens when read."""
+    room = judge.rows.room(()) - len(judge.rows.end)
+    while (count := len(judge.tokenizer.encode_known(text))) > room:
+        text = text[: len(text) * room // count]
+    return text

@@ -155,14 +155,28 @@ class LanguageModel(nn.Module, ABC):
             if segments is None and length % size:
                 return self._features_of_whole_blocks(tokens, clean, size - length % size, output_mask)
             blocks = block_numbers(length, size, segments, tokens.device)
-        sites = two_copies(
-            tokens,
-            tokens if clean is None else clean,
-            blocks,
-            segments,
-            mask_id=self.vocabulary.mask_id,
-            start=self.start_id if self.shifted else None,
+        clean = tokens if clean is None else clean
+        # A row of one block has no clean copy, which a packed row would need for all texts but its last.
+        several = segments is not None and bool((blocks[:, -1] > 0).any())
+        plan = plan_for(segments) if segments is not None and several else None
+        if plan is None:
+            return self._features_of_copies(tokens, clean, blocks, segments, output_mask)
+        mask_id, blocks = self.vocabulary.mask_id, blocks.expand_as(tokens)
+        packed = self._features_of_copies(
+            pack(plan, tokens, mask_id),
+            pack(plan, clean, mask_id),
+            pack(plan, blocks, -1),
+            plan.segments,
+            None if output_mask is None else pack(plan, output_mask, False),
         )
+        return unpack(plan, packed, output_mask, tokens.shape)
+
+    def _features_of_copies(
+        self, tokens: Tensor, clean: Tensor, blocks: Tensor, segments: Tensor | None, output_mask: Tensor | None
+    ) -> Features:
+        """The features of x_t `tokens` and x_0 `clean`, without repacking the rows."""
+        start = self.start_id if self.shifted else None
+        sites = two_copies(tokens, clean, blocks, segments, mask_id=self.vocabulary.mask_id, start=start)
         if output_mask is not None:
             return self._read_sites(sites, output_mask)
         features = self._read_sites(sites, torch.ones_like(tokens, dtype=torch.bool))

@@ -100,7 +100,8 @@ class TwoCopies(NamedTuple):
             column = self.columns + offset
             inside = (column >= 0) & (column < self.length)
             column = column.clamp(0, self.length - 1)
-            own = blocks.gather(1, column) == blocks  # noisy sites of the L positions come first, in order
+            # Noisy sites of the L positions come first, in order. (`gather` would take rows of its index alone.)
+            own = blocks.gather(1, column.expand_as(blocks)) == blocks
             copied = n + column
             in_clean = inside & (copied < sites) & (own if offset > 0 else torch.ones_like(own))
             in_noisy = torch.where(own, column, copied if offset < 0 else -1)

@@ -113,8 +113,8 @@ def fractions(run: Run) -> WorkFractions:
     """About: masked models score one half of the text on average, left-to-right ones all of it, and block diffusion
     (b + 1) / 2b.
 
-    Padding is left out of the work (`models/unpadded.py`), except if it is predicted, in time-conditioned networks and
-    in block diffusion.
+    Padding is left out of the work (`models/unpadded.py`), except if it is predicted and in time-conditioned networks.
+    Block diffusion is counted with it: how much is left out depends on the sizes of blocks.
     """
     known = Known()
     if isinstance(run.data, Corpus):

@@ -1,25 +1,32 @@
 """How much of the gap between masked diffusion and AR do blocks close, at equal training compute?
 
-All arms of one stage have the same layers; anchored arms have two stages that cost as much per step. Every arm gets the
-operations of the MDLM's run: a step in blocks, which reads two copies of each row, costs more, so block models take
-fewer steps and read fewer tokens. Arms "from AR" spend a part of their operations on the left-to-right model they start
-from.
+All arms of one stage have the same layers; anchored arms from scratch have two stages that cost as much per step. Every
+arm gets the operations of the MDLM's run: a step in blocks, which reads two copies of each row, costs more, so block
+models take fewer steps and read fewer tokens. Arms "from AR" spend a part of their operations on the left-to-right
+model they start from, which is the same for all of a seed.
+
+Two arms from AR differ in the anchor loss alone: one is that AR read in blocks, the other is the same layers split into
+two stages (`Continued`), which without the loss would be the same network. Two more have the whole AR as their first
+stage and one new layer behind a gated hand-over (`Hidden`), with the loss and without.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from adlm.diffusion.blocks import BlockMasking
 from adlm.errors import OutOfRange, UnknownName
+from adlm.models.hand_over import Continued, Hidden
 from adlm.models.network import NetworkConfig
+from adlm.models.one_stage import OneStageConfig
+from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import Anelbo
 from adlm.objectives.objective import CrossEntropy, MaskedObjective
-from adlm.train.init import AnchorFrom, Finetune
+from adlm.train.init import AnchorFrom, Finetune, Init, SplitFrom
 from adlm.train.lr_schedules import StableDecay
 from adlm.train.plan import summary
 from adlm.train.run import Run
 from adlm_studies.experiments import settings
-from adlm_studies.experiments.decoding import TimeDecoding, decoding_table
 from adlm_studies.experiments.statistics import exponential, interval_note, over_runs
 from adlm_studies.experiments.study import StepContext, StepOutcome, Study, StudyStep, check_names
 from adlm_studies.experiments.tables import Nats, gap_closed, nats_of, seed_difference, select
@@ -28,7 +35,9 @@ from adlm_studies.report.sections import Cell, Chart, ReportPage, ReportTable, S
 
 SCALES = ("nano", "small")
 SIZES = (4, 8, 16)
-_DECODING = "decoding"
+_ONE, _TWO, _AR = "block-same-cost", "adlm-block", "ar"
+_START = "start-ar"
+_UPPER = 1  # layers of the denoiser in two stages from AR
 
 
 class BlockArm(NamedTuple):
@@ -37,36 +46,50 @@ class BlockArm(NamedTuple):
     Args:
         kind: of the recipe.
         size: tokens per block; 0: the recipe's own attention.
-        start: kind of the left-to-right model that it starts from; "" starts from random weights.
+        start: how it starts from the left-to-right model: the same layers in one stage or split into two, or all of
+            them as the first stage before a new layer. "": from random weights.
+        anchored: with the anchor loss, if it has two stages.
     """
 
     kind: str
     size: int = 0
-    start: str = ""
+    start: Literal["", "same", "split", "deeper"] = ""
+    anchored: bool = True
 
     @property
     def file_name(self) -> str:
         """The name of its folder."""
-        size = f"-{self.size}" if self.size else ""
-        return f"{self.kind}{size}{'-from-ar' if self.start else ''}"
+        parts = (self.kind, str(self.size or ""), "" if self.anchored else "gamma0", self.start and "from-ar")
+        start = "" if self.start in ("", "same") else self.start
+        return "-".join(filter(None, (*parts, start)))
 
 
-_ONE, _TWO = "block-same-cost", "adlm-block"
-_AR, _AR_ANCHOR = "ar", "ar-anchor"  # with the layers of one stage, and of the anchor stage
-# The kinds of arms in blocks: what is appended to "b = 4", the recipe and the start.
+# The arms in blocks: what is appended to "b = 4", the recipe, the start and the anchor loss.
 FORMS = {
-    "": (_ONE, ""),
-    ", anchored": (_TWO, ""),
-    ", from AR": (_ONE, _AR),
-    ", anchored, from AR": (_TWO, _AR_ANCHOR),
+    ", from AR": BlockArm(_ONE, start="same"),
+    ", anchored, from AR": BlockArm(_TWO, start="split"),
+    "": BlockArm(_ONE),
+    ", anchored": BlockArm(_TWO),
+}
+# For the smallest blocks only: what two stages do without the anchor loss.
+MORE_FORMS = {
+    ", a layer more, from AR": BlockArm(_TWO, start="deeper", anchored=False),
+    ", a layer more, anchored, from AR": BlockArm(_TWO, start="deeper"),
+    ", two stages": BlockArm(_TWO, anchored=False),
 }
 ARMS: dict[str, BlockArm] = {
     "AR": BlockArm(_AR),
     "MDLM": BlockArm("mdlm-same-cost"),
     "ADLM": BlockArm("adlm"),
-    "b = 1": BlockArm(_ONE, 1),
-    **{f"b = {size}{name}": BlockArm(kind, size, start) for size in SIZES for name, (kind, start) in FORMS.items()},
+    **{f"b = {SIZES[0]}{name}": arm._replace(size=SIZES[0]) for name, arm in {**FORMS, **MORE_FORMS}.items()},
+    **{f"b = {size}{name}": arm._replace(size=size) for size in SIZES[1:] for name, arm in FORMS.items()},
 }
+# What is trained first, all seeds of it, before the others in the order above.
+FIRST = (
+    *("AR", "MDLM", "b = 4, from AR", "b = 4, anchored, from AR", "b = 4"),
+    *("b = 4, a layer more, from AR", "b = 4, a layer more, anchored, from AR"),
+    *("b = 8, from AR", "b = 8, anchored, from AR", "b = 16, from AR", "b = 16, anchored, from AR"),
+)
 
 
 @dataclass(frozen=True)
@@ -81,11 +104,17 @@ class TrainFromLeftToRight(TrainAndScore):
 
     def execute(self, context: StepContext) -> dict[str, Any]:
         assert self.source is not None
-        folder = str(context.folder_of(self.start))
-        run = replace(self.run, init=Finetune(folder) if self.run.network.stages == 1 else AnchorFrom(folder))
+        run = replace(self.run, init=init_from(self.run.network, str(context.folder_of(self.start))))
         result = TrainAndScore(run, self.rows, self.draws, self.others, self.texts).execute(context)
         before = summary(self.source)
         return {**result, "work": result["work"] + before.all_work, "tokens": result["tokens"] + before.all_tokens}
+
+
+def init_from(network: NetworkConfig, folder: str) -> Init:
+    """The left-to-right model in `folder` as the first weights of this network."""
+    if not isinstance(network, TwoStageConfig):
+        return Finetune(folder)
+    return SplitFrom(folder) if isinstance(network.hand_over, Continued) else AnchorFrom(folder)
 
 
 @dataclass(frozen=True)
@@ -98,7 +127,7 @@ class BlockSizes(Study):
         training_steps: of the MDLM, whose operations all others get too; the scale's own by default.
         rows_per_step: the scale's own by default.
         ar_fraction: of an arm's operations, what the left-to-right model that it starts from gets.
-        rows: held-out rows to score on.
+        rows, draws: held-out rows to score on, and mask counts per row.
     """
 
     name: ClassVar[str] = "blocks"
@@ -112,6 +141,7 @@ class BlockSizes(Study):
     rows_per_step: int = 0
     ar_fraction: float = 0.5
     rows: int = 400
+    draws: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,31 +155,24 @@ class BlockSizes(Study):
             raise OutOfRange("ar_fraction", self.ar_fraction, "above 0 and below 1")
 
     def steps(self) -> Sequence[StudyStep]:
-        names = self.arms or tuple(ARMS)
-        trained = [step for seed in range(self.seeds) for step in self._trained(names, seed)]
-        first = {step.labels["model"]: step.name for step in trained if step.labels.get("seed") == 0}
-        first = {name: step for name, step in first.items() if name in names}
-        return [*trained, StudyStep(_DECODING, TimeDecoding(first), needs=tuple(first.values()))]
+        names = self.arms or (*FIRST, *(name for name in ARMS if name not in FIRST))
+        steps = {step.name: step for name in names for seed in range(self.seeds) for step in self._steps(name, seed)}
+        return list(steps.values())
 
-    def _trained(self, names: Sequence[str], seed: int) -> list[StudyStep]:
-        budget = self._budget()
-        found: dict[str, StudyStep] = {}
-        for name in names:
-            arm = ARMS[name]
-            if not arm.start:
-                work = TrainAndScore(self._run(arm, seed, budget), rows=self.rows, texts=0)
-                found[name] = StudyStep(f"{arm.file_name}/seed-{seed}", work, {"model": name, "seed": seed})
-                continue
-            # The left-to-right model, once for all block sizes that start from it.
-            source = self._run(BlockArm(arm.start), seed, budget * self.ar_fraction)
-            start = f"start-{arm.start}/seed-{seed}"
-            score_start = TrainAndScore(source, rows=self.rows, texts=0)
-            found.setdefault(start, StudyStep(start, score_start, {"model": f"start {arm.start}", "seed": seed}))
-            run = self._run(arm, seed, budget * (1 - self.ar_fraction))
-            train = TrainFromLeftToRight(run, rows=self.rows, texts=0, start=start, source=source)
-            labels = {"model": name, "seed": seed}
-            found[name] = StudyStep(f"{arm.file_name}/seed-{seed}", train, labels, (start,))
-        return list(found.values())
+    def _steps(self, name: str, seed: int) -> Sequence[StudyStep]:
+        """The step of an arm, after that of the left-to-right model that it starts from."""
+        arm, budget = ARMS[name], self._budget()
+        own, labels = f"{arm.file_name}/seed-{seed}", {"model": name, "seed": seed}
+        if not arm.start:
+            return [StudyStep(own, TrainAndScore(self._run(arm, seed, budget), self.rows, self.draws, texts=0), labels)]
+        source, start = self._run(BlockArm(_AR), seed, budget * self.ar_fraction), f"{_START}/seed-{seed}"
+        first = TrainAndScore(source, self.rows, self.draws, texts=0)
+        run = self._run(arm, seed, budget * (1 - self.ar_fraction))
+        train = TrainFromLeftToRight(run, self.rows, self.draws, texts=0, start=start, source=source)
+        return [
+            StudyStep(start, first, {"model": _START, "seed": seed}),
+            StudyStep(own, train, labels, (start,)),
+        ]
 
     def _budget(self) -> float:
         """Operations of each arm: those of the MDLM."""
@@ -161,45 +184,51 @@ class BlockSizes(Study):
 
     def _run(self, arm: BlockArm, seed: int, budget: float) -> Run:
         """With as many steps as the budget allows; a warm-up takes at most a tenth of them."""
-        if arm.kind in (_AR, _AR_ANCHOR):
-            run = self._recipe(_ONE if arm.kind == _AR else _TWO, seed)
-            run = replace(run, network=_left_to_right(run.network), objective=CrossEntropy())
-        else:
-            run = self._recipe(arm.kind, seed)
+        run = self._recipe(_ONE if arm.kind == _AR else arm.kind, seed)
+        if arm.start in ("split", "deeper"):
+            one = self._recipe(_ONE, seed).network
+            assert isinstance(one, OneStageConfig)
+            run = replace(run, network=_two_stages(one, split=arm.start == "split"))
+        if arm.kind == _AR:
+            network = run.network.variant(attention="causal", block_size=0, shift=False)
+            run = replace(run, network=network, objective=CrossEntropy())
         if arm.size:
             assert isinstance(run.objective, MaskedObjective)
             objective = replace(run.objective, corruption=BlockMasking((arm.size,)))
             run = replace(run, network=run.network.variant(block_size=arm.size), objective=objective)
+        if isinstance(run.objective, Anelbo) and not arm.anchored:
+            run = replace(run, objective=replace(run.objective, gamma=0.0))
         steps = max(1, round(budget / summary(run).work))
         schedule = run.train.lr_schedule
         assert isinstance(schedule, StableDecay)
         schedule = replace(schedule, warmup=min(schedule.warmup, steps // 10))
         train = replace(run.train, steps=steps, lr_schedule=schedule)
-        return replace(run, name=f"{self.corpus}-{arm.file_name}", train=train)
+        validation = replace(run.validation, every=steps)
+        return replace(run, name=f"{self.corpus}-{arm.file_name}", train=train, validation=validation)
 
     def report(self, outcomes: Sequence[StepOutcome]) -> ReportPage:
-        known = [name for name in ARMS if select(outcomes, model=name)]
+        known = [name for name in (*ARMS, _START) if select(outcomes, model=name)]
         nats = {name: nats_of(select(outcomes, model=name)) for name in known}
         sections: list[Section] = []
         if known:
             sections = [_table(outcomes, nats, self.corpus), *_chart(nats)]
-        sections += [decoding_table(outcome.result) for outcome in outcomes if outcome.name == _DECODING]
         lead = " ".join(filter(None, (self.question, _found(nats))))
         return ReportPage("Block diffusion at equal compute", lead, sections)
 
 
-def _left_to_right(network: NetworkConfig) -> NetworkConfig:
-    """The first stage alone, read from left to right."""
-    layers = network.layers[:1]
-    one = network if network.stages == 1 else network.one_stage()
-    return one.variant(layers=layers, attention="causal", block_size=0, shift=False)
+def _two_stages(one: OneStageConfig, *, split: bool) -> TwoStageConfig:
+    """The lower and the upper layers of a network as two stages, or all of them before one more."""
+    lower = one.stack.layers - _UPPER if split else one.stack.layers
+    anchor = replace(one.stack, layers=lower)
+    hand_over = Continued() if split else Hidden()
+    return TwoStageConfig(anchor, _UPPER, hand_over, one.tied, one.positions, one.block_size, one.shift)
 
 
 def _table(outcomes: Sequence[StepOutcome], nats: Nats, corpus: str) -> ReportTable:
     rows: list[list[Cell]] = []
     for arm, by_seed in nats.items():
         first = select(outcomes, model=arm)[0].result
-        mean = over_runs(list(by_seed.values()), bound=arm not in ("AR", "b = 1"))
+        mean = over_runs(list(by_seed.values()), bound=arm not in ("AR", _START))
         rows.append([
             arm,
             f"{first['parameters'] / 1e6:.2f} M",
@@ -218,8 +247,7 @@ def _table(outcomes: Sequence[StepOutcome], nats: Nats, corpus: str) -> ReportTa
     note = (
         f"Held-out text of {corpus}, the same rows for all. {interval_note(seeds)}; differences are within a seed. ≤ "
         "marks a bound. Work counts matrix products, in blocks of both copies of a row. Figures of models from AR "
-        "include the work and the tokens of that AR. Anchored models start from an AR with the layers of their anchor "
-        "stage, the others from one with their own layers, so the two starts differ."
+        "include the work and the tokens of that AR (start-ar). AR is also what blocks of one token are."
     )
     return ReportTable(
         f"Held-out bound on {corpus}", note, columns, rows, ("", "", "", "", "low", "low", "low", "high")

@@ -7,6 +7,7 @@ import pytest
 
 import adlm
 from adlm.adapt import AdaptOptions, Target, adapt, open_left_to_right, planned_run
+from adlm.adapt.measures import _judged as judged
 from adlm.data.config import Prompts
 from adlm.data.packing import Wrapped
 from adlm.data.together import Together
@@ -60,6 +61,13 @@ def test_a_model_is_adapted_measured_and_says_what_it_came_from(tmp_path):
     # Whoever asks again gets the same, without training.
     again = adapted(tmp_path, data=("self:60", corpus(tmp_path)))
     assert again.held_out == report.held_out
+
+
+def test_a_text_that_is_longer_when_it_is_read_again_is_judged_by_its_beginning():
+    judge = left_to_right()
+    shown = "abcd efg"
+    assert judged(judge, [shown * 5]) == pytest.approx(judged(judge, [shown * 2]))
+    assert judged(judge, [shown * 5, ""]) == pytest.approx(judged(judge, [shown * 5]))
 
 
 def test_an_interrupted_adaptation_resumes_to_the_same_weights(tmp_path, monkeypatch):

@@ -132,7 +132,7 @@ def test_a_shifted_row_sees_all_of_its_known_tokens(name):
 
 
 def test_sizes_may_differ_between_rows():
-    for name in ("plain", "shifted convolution", "anchored", "towers"):
+    for name in ("plain", "convolution", "shifted convolution", "anchored", "towers"):
         model = built(NETWORKS[name])
         clean, noisy = rows(3, 12)
         sizes = torch.tensor([1, 4, 6])

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adlm.models import unpadded
+from adlm.models.hand_over import Hidden
 from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
@@ -15,6 +18,10 @@ CONFIGS = {
     "mdlm": OneStageConfig(STACK, positions=12),
     "ar": OneStageConfig(StackConfig(width=16, heads=2, layers=2, attention="causal")),
     "adlm": TwoStageConfig(STACK, 1),
+    "blocks": OneStageConfig(replace(STACK, attention="block"), positions=12, block_size=2),
+    "shifted blocks": OneStageConfig(replace(STACK, attention="block"), block_size=3, shift=True),
+    "anchored blocks": TwoStageConfig(replace(STACK, attention="block"), 1, block_size=2, shift=True),
+    "towers": TwoStageConfig(replace(STACK, attention="causal"), 1, Hidden(), block_size=2, denoiser_attention="block"),
 }
 
 

@@ -8,6 +8,7 @@ from adlm import recipe
 from adlm.config import from_json, to_json, with_changes
 from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import characters
+from adlm.diffusion.blocks import BlockMasking
 from adlm.errors import ModelError
 from adlm.models.hand_over import Continued, Hidden, Logits, Probabilities
 from adlm.models.io import ModelConfig, save_model
@@ -15,7 +16,10 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
+from adlm.objectives.nelbo import Anelbo, Nelbo
+from adlm.randomness import Noise
 from adlm.train.init import AnchorFrom, Finetune, Init, RandomInit, SplitFrom
+from adlm.types import Batch
 from tests.errors import raises
 
 TOKENIZER = characters("abcdefghijklmnopqrstuvwxyz")
@@ -82,6 +86,34 @@ def test_a_model_that_is_split_into_two_stages_predicts_the_same(tmp_path, atten
     assert sum(map(torch.numel, model.anchor.blocks.parameters())) > 0
     assert torch.equal(probabilities(model.in_blocks(1)), probabilities(other))
     assert not torch.equal(model.anchor.blocks[0].up.weight, model.denoiser.blocks[0].up.weight)
+
+
+def test_without_the_anchor_loss_a_split_model_is_trained_exactly_as_the_whole_one(tmp_path):
+    causal = replace(STACK, layers=3, attention="causal", dropout=0.0)
+    _, folder = saved(tmp_path, replace(ONE, stack=causal, tied=True))
+    blocks = replace(causal, attention="block")
+    one = OneStageConfig(blocks, True, 8, block_size=4, shift=True)
+    two = TwoStageConfig(replace(blocks, layers=2), 1, Continued(), True, 8, block_size=4, shift=True)
+    numbers = torch.arange(len(TOKENS))
+    batch = Batch(TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), numbers, numbers)
+    corruption = BlockMasking((4,))
+    arms = [
+        (one, Finetune(folder), Nelbo(corruption)),
+        (two, SplitFrom(folder), Anelbo(corruption, gamma=0.0)),
+        (two, SplitFrom(folder), Anelbo(corruption, gamma=0.1)),
+    ]
+    found = []
+    for network, start, objective in arms:
+        model = network.build(VOCABULARY)
+        start.apply(model, TOKENIZER)
+        terms = objective(model, batch, progress=1.0, noise=Noise(1))
+        terms.loss_sum.backward()
+        found.append((terms.loss_sum.item(), model.embedding.tokens.weight.grad))
+    whole, split, anchored = found
+    assert split[0] == whole[0]
+    assert torch.equal(split[1], whole[1])
+    assert anchored[0] > whole[0]
+    assert not torch.equal(anchored[1], whole[1])
 
 
 def test_a_split_needs_the_same_layers_and_a_residual_stream_that_continues(tmp_path):
