@@ -77,7 +77,7 @@ def test_a_model_that_writes_from_left_to_right_by_default_is_read_in_blocks_too
     named = client.post(
         "/v1/generate", json={"model": "ordered", "sampler": "left-to-right", "block_size": size, **ask}
     )
-    assert named.status_code == 400
+    assert (named.status_code, named.json()["error"]["param"]) == (400, "block_size")
 
 
 def test_done_counts_what_was_written_and_steps_tell_their_time(client):
