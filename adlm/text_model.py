@@ -23,7 +23,7 @@ from adlm.samplers.constraints import Wording
 from adlm.samplers.hole_lengths import context_nats
 from adlm.samplers.holes import Template
 from adlm.samplers.left_to_right import LeftToRight
-from adlm.samplers.named import canonical, names_one, sampler_for
+from adlm.samplers.named import canonical, named_sampler, names_one, sampler_for
 from adlm.samplers.network import Network
 from adlm.samplers.ordered import Ordered
 from adlm.samplers.paces import PerStep
@@ -128,13 +128,20 @@ class TextModel(ModelHubMixin, library_name="adlm"):
     def sampler(self, sampler: Sampler | str | None = None, **options: object) -> Sampler:
         """The sampler that `generate` uses for a name and options. Blocks see as much at once as a row of the model.
 
-        Without a name it is the model's own (`ModelConfig.sampling`), with these options instead of its own.
+        Without a name it is the model's own (`ModelConfig.sampling`), with these options instead of its own. If that
+        writes from left to right, `block_size=1` changes nothing, and other sizes are written by `confidence`.
         """
         given = canonical(options)
         if sampler is None and not names_one(given):
             own = dict(self.config.sampling)
             sampler = own.pop("sampler", None)
             given = canonical(own) | given
+            left_to_right = sampler is not None and "block_size" not in named_sampler(sampler).options
+            if "block_size" in given and left_to_right and self.network.reads_blocks:
+                if given["block_size"] == 1:
+                    del given["block_size"]
+                else:
+                    sampler = "confidence"
         if "block_size" in given and not self.network.reads_blocks:
             given.setdefault("window", self.config.packing.length)
         return sampler_for(self.network, sampler, given)

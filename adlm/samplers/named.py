@@ -64,7 +64,7 @@ class NamedSampler(NamedTuple):
         """Whether it can write with this model."""
         return {
             "any": True,
-            "causal": model.causal,
+            "causal": model.causal or (model.shifted and model.attention == "block"),
             "masked": not model.causal,
             "two-stage": not model.causal and model.stages == 2,
             "shifted blocks": model.shifted and model.attention == "block",
@@ -167,7 +167,7 @@ def sampler_for(model: LanguageModel, sampler: Sampler | str | None, options: Ma
     for option in given:
         if option not in named.options:
             having = [other.name for other in named_samplers().values() if option in other.options]
-            fix = f"leave it out, or use {' or '.join(having)}"
+            fix = f"leave it out, or use another sampler, such as {' or '.join(having[:3])}"
             raise ConfigError(f"the sampler {named.name} has no option {option}", fix=fix, subject=option)
     filters = _filters(given)
     # A sampler that reads blocks itself has an option of that name.

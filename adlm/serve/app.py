@@ -121,7 +121,7 @@ def _add_status(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/ready")
     async def ready() -> Health:
         if engine.draining:
-            raise RequestRefused(503, "the server is about to stop", code="draining")
+            raise RequestRefused(503, "the server is shutting down", code="draining")
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -155,14 +155,16 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
             "prompt": bool(ask.prompt or ask.suffix),
         }
         if ask.max_tokens is not None and (ways["canvas"] or ways["text"]):
-            raise RequestRefused(400, "max_tokens is for a prompt; here the blanks say it", param="max_tokens")
+            raise RequestRefused(
+                400, "max_tokens goes with a prompt; here the blanks set the length", param="max_tokens"
+            )
         if ask.constraints is not None and not ways["text"]:
-            raise RequestRefused(400, "constraints are for the holes of a text", param="constraints")
+            raise RequestRefused(400, "constraints go with a text that has holes", param="constraints")
         if ask.text is not None and "[MASK" in ask.text:
             checked(check_holes, ask.text, limits)
         if sum(ways.values()) > 1:
             several = " and ".join(way for way, given in ways.items() if given)
-            raise RequestRefused(400, f"{several} say different things; give one of them", param=several.split()[0])
+            raise RequestRefused(400, f"{several} cannot be combined; give one of them", param=several.split()[0])
         stream = Stream()
         stream.follow(
             engine.submit(

@@ -84,7 +84,7 @@ class Engine:
             return next(iter(self.models))
         if name not in self.models:
             known = ", ".join(self.models)
-            raise RequestRefused(404, f"no model of that name is served here; there is {known}", param="model",
+            raise RequestRefused(404, f"unknown model; this server has {known}", param="model",
                           code="model_not_found")  # fmt: skip
         return name
 
@@ -92,13 +92,13 @@ class Engine:
         """All of them, or none where there is no room for all. Clients that wait take turns."""
         with self._lock:
             if self.draining:
-                raise RequestRefused(503, "the server is about to stop", code="draining", retry=5)
+                raise RequestRefused(503, "the server is shutting down", code="draining", retry=5)
             room = self.limits.running + self.limits.waiting - self._outstanding
             if len(works) > room:
                 raise RequestRefused(429, "too many requests are waiting; try again later", code="queue_full",
                               retry=self._retry_after())  # fmt: skip
             if self._clients[client] + len(works) > self.limits.per_client:
-                raise RequestRefused(429, f"this client has {self._clients[client]} requests already",
+                raise RequestRefused(429, f"this client already has {self._clients[client]} requests that run or wait",
                               code="client_limit", retry=self._retry_after())  # fmt: skip
             self._outstanding += len(works)
             self._clients[client] += len(works)

@@ -52,7 +52,7 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if self.draining:
-                raise RequestRefused(503, "the server is about to stop", code="draining", retry=5)
+                raise RequestRefused(503, "the server is shutting down", code="draining", retry=5)
             if scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD"):
                 scope[ROUTE] = "/metrics"
                 text = self.metrics.text(await self._worker_metrics())
@@ -188,7 +188,7 @@ class _Answer:
 
 
 def _lost() -> RequestRefused:
-    return RequestRefused(503, "the process that worked on this request died", code="worker_lost", retry=1)
+    return RequestRefused(503, "the process that computed this request died", code="worker_lost", retry=1)
 
 
 async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -104,7 +104,7 @@ class Guard:
         scope[CLIENT] = headers.get(CLIENT, "front") if self.fronted else address
         if not self.keys:
             if _name_of(f"//{host}") not in LOOPBACK:
-                raise RequestRefused(403, "this server answers to localhost alone", code="wrong_host")
+                raise RequestRefused(403, "this server only answers requests to localhost", code="wrong_host")
         else:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             # All are compared, so that the time says nothing about which one is nearly right.
@@ -114,7 +114,11 @@ class Guard:
                 if hmac.compare_digest(given.strip().encode(), key.encode()) and scheme.lower() == "bearer"
             ]
             if not right:
-                raise RequestRefused(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+                raise RequestRefused(
+                    401,
+                    "the key is missing or wrong; send the header Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                )
             if len(self.keys) > 1:
                 scope[CLIENT] = right[0]
         if origin is not None and origin.partition("://")[2] != host:
@@ -124,7 +128,7 @@ class Guard:
             raise self._too_large()
 
     def _too_large(self) -> RequestRefused:
-        return RequestRefused(413, f"a request has {self.limits.body} bytes at most", code="body_too_large")
+        return RequestRefused(413, f"the request body may have at most {self.limits.body} bytes", code="body_too_large")
 
     async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
         """Read it whole, as far as it may go; what is received afterwards is a disconnection."""
@@ -146,7 +150,7 @@ class Guard:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise RequestRefused(400, "the request was not finished")
+                raise RequestRefused(400, "the client disconnected before the request was complete")
             body += message.get("body", b"")
             if len(body) > self.limits.body:
                 raise self._too_large()

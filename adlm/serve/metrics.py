@@ -76,14 +76,14 @@ class Metrics:
         if engine is None:
             return
         for name, value, about in (
-            ("running", engine.running, "Requests that are worked on."),
-            ("waiting", engine.waiting, "Requests that wait for their turn."),
+            ("running", engine.running, "Requests being computed."),
+            ("waiting", engine.waiting, "Requests waiting."),
         ):
             yield from _head(f"adlm_{name}", "gauge", about)
             yield f"adlm_{name} {value}"
         for name, value, about in (
-            ("cancelled_total", engine.cancelled, "Requests that nobody waited for any more."),
-            ("timed_out_total", engine.timed_out, "Requests that were stopped at the time limit."),
+            ("cancelled_total", engine.cancelled, "Requests whose client disconnected."),
+            ("timed_out_total", engine.timed_out, "Requests stopped at the time limit."),
         ):
             yield from _head(f"adlm_{name}", "counter", about)
             yield f"adlm_{name} {value}"

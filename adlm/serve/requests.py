@@ -197,3 +197,7 @@ class CompletionRequest(Sampling):
         if self.stream_options is not None and self.stream_options.include_obfuscation:
             return "stream_options.include_obfuscation", "obfuscation is not supported; leave it out"
         return None
+
+
+_REQUESTS = (GenerateRequest, InfillRequest, ScoreRequest, TokenizeRequest, DetokenizeRequest, CompletionRequest)
+FIELDS = frozenset(name for request in _REQUESTS for name in request.model_fields)  # that an error can be about

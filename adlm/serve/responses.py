@@ -18,14 +18,14 @@ class ErrorBody(BaseModel):
 
 
 _SAID = {
-    400: "something in the request means nothing here",
-    401: "no key, or a wrong one",
-    403: "from another site or by another name",
-    404: "no such model",
-    408: "not done in time",
-    413: "too large",
-    429: "too many are waiting; see Retry-After",
-    503: "about to stop",
+    400: "the request is invalid",
+    401: "the key is missing or wrong",
+    403: "the request comes from a page of another site, or names another host",
+    404: "unknown model",
+    408: "the time limit was reached",
+    413: "the body is too large",
+    429: "too many requests; see Retry-After",
+    503: "the server is shutting down or full, or a worker died",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": said} for status, said in _SAID.items()

@@ -16,6 +16,7 @@ from adlm.serve.batcher import Cancelled
 from adlm.serve.engine import Job
 from adlm.serve.guard import Receive, Scope, Send
 from adlm.serve.limits import RequestRefused
+from adlm.serve.requests import FIELDS
 
 T = TypeVar("T")
 _LOOK = 0.2  # seconds between two looks whether anyone is still there
@@ -30,14 +31,16 @@ def refusal(error: BaseException) -> RequestRefused:
         return error
     if isinstance(error, AdlmError):
         found = f": {error.found}" if error.found else ""
-        return RequestRefused(400, f"{error.asked}{found}" + (f"; {error.fix}" if error.fix else ""))
+        param = error.subject if error.subject in FIELDS else None
+        message = f"{error.asked}{found}" + (f"; {error.fix}" if error.fix else "")
+        return RequestRefused(400, message, param=param, code="invalid_value")
     if isinstance(error, (Cancelled, asyncio.CancelledError)):
         return RequestRefused(503, "the work was stopped", code="stopped", retry=5)
     trace, where = error.__traceback__, ""
     while trace is not None:
         where, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
     _log.error("a request failed: %s at %s", type(error).__name__, where)
-    return RequestRefused(500, "something went wrong here", code="internal_error")
+    return RequestRefused(500, "internal error", code="internal_error")
 
 
 def checked(function: Callable[..., T], *args: Any, **options: Any) -> T:

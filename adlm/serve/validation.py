@@ -43,7 +43,8 @@ def explained(error: Mapping[str, Any]) -> RequestRefused:
         return RequestRefused(400, "the body is not valid JSON", code="invalid_json")
     if kind in _BOUNDS and _BOUNDS[kind][0] in context:
         name, text = _BOUNDS[kind]
-        said = text.format(context[name])
+        short = kind in ("string_too_short", "too_short") and context[name] == 1
+        said = "must not be empty" if short else text.format(context[name])
     elif kind in _KINDS:
         said = _KINDS[kind]
     else:

@@ -68,8 +68,13 @@ def test_space_around_a_key_does_not_count():
 
 
 @pytest.fixture(scope="module")
-def running(folder):
-    with server(folder, "--limits.head-seconds", "1", "--limits.connections", "40") as found:
+def log():
+    return []
+
+
+@pytest.fixture(scope="module")
+def running(folder, log):
+    with server(folder, "--limits.head-seconds", "1", "--limits.connections", "40", log=log) as found:
         yield found
 
 
@@ -140,10 +145,19 @@ def test_a_damaged_chunk_gets_one_answer(running):
         assert answers(raw).count(b"HTTP/1.1") == 1
 
 
-def test_the_exit_status_after_sigterm_is_0(running):
+def test_a_websocket_is_answered_as_a_plain_request_and_nothing_is_advised(running):
+    head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with opened(running[1]) as raw:
+        raw.sendall(head)
+        assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_the_exit_status_after_sigterm_is_0_and_the_log_has_no_advice(running, log):
     """The last one that uses this server."""
     running[0].send_signal(signal.SIGTERM)
     assert running[0].wait(30) == 0
+    assert log
+    assert not [line for line in log if "websocket" in line.lower() or "Traceback" in line]
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Who is let in, what is let through, and what every answer carries."""
 
+import dataclasses
 import logging
+import threading
 
 import pytest
 from fastapi.testclient import TestClient
@@ -8,8 +10,9 @@ from fastapi.testclient import TestClient
 from adlm.errors import ConfigError, OutOfRange
 from adlm.serve.app import make_app
 from adlm.serve.engine import Engine
-from adlm.serve.limits import ServerLimits
-from adlm.serve.server import Service, names_for
+from adlm.serve.limits import RequestRefused, ServerLimits
+from adlm.serve.server import Service, names_for, read_keys
+from adlm.text_model import TextModel
 from tests.errors import raises
 from tests.serve.conftest import HERE
 
@@ -41,6 +44,61 @@ def test_the_key_is_asked_on_every_route(models):
                     assert response.status_code == 401, (method, path)
                     assert response.json()["error"]["type"] == "authentication_error"
         assert client.get("/health", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def test_keys_come_from_a_file_by_the_names_of_clients(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("alice 3f9c\n\n bob  77aa \n")
+    assert read_keys(file) == {"alice": "3f9c", "bob": "77aa"}
+    for wrong in ("", "alice\n", "alice a b\n", "alice a\nalice b\n", "schlüssel a\n"):
+        file.write_text(wrong, encoding="utf-8")
+        with raises(ConfigError, subject="key_file"):
+            read_keys(file)
+    with raises(ConfigError, subject="key_file"):
+        read_keys(tmp_path / "none")
+
+
+def test_with_several_keys_a_client_is_a_key(models, monkeypatch):
+    clients, engine = [], Engine(models)
+    submit = engine.submit
+    monkeypatch.setattr(
+        engine, "submit", lambda name, works, client: clients.append(client) or submit(name, works, client)
+    )
+    with TestClient(make_app(engine, keys={"alice": "a1", "bob": "b1"}), base_url=HERE) as client:
+        for key in ("a1", "b1"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert client.post("/v1/score", json={"text": "the cat"}, headers=headers).status_code == 200
+    assert clients == ["alice", "bob"]
+
+
+def test_a_client_has_a_limit_of_its_own(models):
+    engine = Engine({"adlm": models["adlm"]}, ServerLimits(running=4, waiting=4, per_client=2))
+    engine.start()
+    go = threading.Event()
+    jobs = engine.submit("adlm", [lambda model, _: go.wait(60)] * 2, "greedy")
+    with pytest.raises(RequestRefused) as caught:
+        engine.submit("adlm", [lambda model, _: True], "greedy")
+    assert (caught.value.status, caught.value.code) == (429, "client_limit")
+    assert "Retry-After" in caught.value.headers
+    (other,) = engine.submit("adlm", [lambda model, _: True], "modest")
+    assert other.future.result(60)
+    go.set()
+    assert all(job.future.result(60) for job in jobs)
+    (again,) = engine.submit("adlm", [lambda model, _: True], "greedy")
+    assert again.future.result(60)
+    engine.close()
+
+
+def test_the_limit_of_steps_holds_for_a_models_own_sampler(models):
+    model = models["mdlm"]
+    config = dataclasses.replace(model.config, sampling={"sampler": "ancestral", "steps": 500})
+    engine = Engine({"mdlm": TextModel(model.network, config, model.tokenizer)}, ServerLimits(steps=3))
+    with TestClient(make_app(engine), base_url=HERE) as client:
+        answer = client.post("/v1/generate", json={"prompt": "the cat", "predictions": 0})
+        assert '"steps": 3' in answer.text.splitlines()[0]
+        assert '"type": "done"' in answer.text
+        listed = {each["name"]: each["options"] for each in client.get("/v1/samplers").json()}
+        assert listed["ancestral"]["steps"]["default"] == 3
 
 
 def test_a_server_without_a_key_takes_no_orders_from_other_sites(client):

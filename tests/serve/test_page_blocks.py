@@ -61,6 +61,19 @@ def test_one_model_writes_in_three_ways_side_by_side_one_after_another(opened):
     assert page.locator(".playing").count() == 3
 
 
+def test_ways_to_write_are_asked_without_a_sampler_that_has_no_blocks(opened):
+    own = {"sampling": {"sampler": "first-hitting"}}
+    page, fake = opened(Fake(known={**READINGS, **own}), width=1300)
+    assert page.locator("[name=block_size]").is_visible()  # the server chooses a sampler for blocks
+    assert page.locator("[name=steps]").is_disabled()
+    page.locator("[name=sampler]").select_option("first-hitting")
+    assert page.locator("[name=block_size]").is_hidden()
+    page.locator("#compare").select_option("readings")
+    run(page, "Once upon")
+    done(page, 2)
+    assert [(each["sampler"], each["block_size"]) for each in fake.requests] == [(None, 1), (None, 4), (None, 0)]
+
+
 def test_stopping_ends_those_that_wait_for_their_turn_too(opened):
     page, fake = opened(Fake(known=READINGS, pause=0.15))
     page.locator("#compare").select_option("readings")

@@ -1,5 +1,6 @@
 """What the studio needs of the API: what a model can do, one model read in several ways, probabilities, constraints."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -16,7 +17,10 @@ from tests.serve.conftest import HERE, SIZES, TEXTS, several_readings, tiny
 @pytest.fixture(scope="module")
 def models() -> dict[str, TextModel]:
     words = tiny("mdlm", tokenizer=train_words(TEXTS))
-    return {"blocks": several_readings(), "mdlm": tiny("mdlm"), "ar": tiny("ar"), "words": words}
+    blocks = several_readings()
+    own = dataclasses.replace(blocks.config, sampling={"sampler": "left-to-right", "top_p": 0.9})
+    ordered = TextModel(blocks.network, own, blocks.tokenizer)
+    return {"blocks": blocks, "ordered": ordered, "mdlm": tiny("mdlm"), "ar": tiny("ar"), "words": words}
 
 
 @pytest.fixture
@@ -58,6 +62,22 @@ def test_one_model_writes_from_left_to_right_in_blocks_and_all_at_once(client, m
     assert (order == sorted(order)) == (size == 1)
     if size == 4:
         assert [position // 4 for position in order] == sorted(position // 4 for position in order)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_model_that_writes_from_left_to_right_by_default_is_read_in_blocks_too(client, models, size):
+    ask = {"prompt": "the cat", "seed": 3, "max_tokens": 8}
+    text = events(client, model="ordered", block_size=size, **ask)[-1]["text"]
+    sampler = "left-to-right" if size == 1 else "confidence"
+    options = {"top_p": 0.9} | ({} if size == 1 else {"block_size": size})
+    (expected,) = models["ordered"].generate("the cat", seed=3, max_new_tokens=8, sampler=sampler, **options)
+    assert text == expected
+    names = [each["name"] for each in client.get("/v1/samplers?model=ordered").json()]
+    assert {"left-to-right", "confidence"} <= set(names)
+    named = client.post(
+        "/v1/generate", json={"model": "ordered", "sampler": "left-to-right", "block_size": size, **ask}
+    )
+    assert (named.status_code, named.json()["error"]["param"]) == (400, "block_size")
 
 
 def test_done_counts_what_was_written_and_steps_tell_their_time(client):

@@ -167,7 +167,7 @@ export function mountLane(element, { settings, variant = {}, shared, changed, ap
   // What this column would send.
   function asked() {
     const { common, ask } = shared();
-    return { ...common, seed: common.seed + (variant.seed ?? 0), ...settings.request(), ...variant.ask, ...ask };
+    return { ...common, seed: common.seed + (variant.seed ?? 0), ...settings.request(variant.ask), ...variant.ask, ...ask };
   }
 
   // What is left of a run before is of no use to the next.
@@ -184,7 +184,7 @@ export function mountLane(element, { settings, variant = {}, shared, changed, ap
     const { common } = shared(), seed = common.seed + (variant.seed ?? 0) + rounds, name = settings.described(seed, variant.ask);
     remember();
     canvas.focus(); // the button is about to be of no use
-    follow({ ...common, seed, ...settings.request(), ...variant.ask, ...requestFor(places, before.tail) }, (event) => {
+    follow({ ...common, seed, ...settings.request(variant.ask), ...variant.ask, ...requestFor(places, before.tail) }, (event) => {
       const { recording, moved } = continued(before, frame, places, event);
       kept = new Set([...marked].flatMap(moved));
       return { ...recording, name: `${before.name}, then ${name}` };

@@ -52,18 +52,21 @@ export function mountSettings(element, models, changed = () => {}) {
   function explain() {
     const chosen = chosenSampler();
     about.textContent = chosen ? chosen.about : ownWay();
-    for (const name of NUMBERS) limit(named(name), chosen?.options ?? null, name);
-    offerBlocks(chosen ?? ownSampler());
+    for (const name of NUMBERS) limit(named(name), (chosen ?? ownSampler())?.options, name, chosen ? {} : sampling());
+    offerBlocks(chosen);
     shorten();
   }
 
   const ownSampler = () => samplers().find(({ name }) => name === (sampling().sampler ?? samplers()[0]?.name));
 
-  function offerBlocks(by) {
+  // Without a sampler the server finds one for any size that the model reads.
+  const takesBlocks = (chosen) => Boolean(chosen ? chosen.options.block_size : ownSampler()?.options.block_size || chosenModel()?.block_sizes?.length);
+
+  function offerBlocks(chosen) {
     const trained = chosenModel()?.block_sizes ?? [], sizes = trained.length ? trained : SIZES, before = blocks.value;
     blocks.replaceChildren(new Option(sampling().block_size ? `default (${sampling().block_size})` : "default", ""), ...sizes.map((size) => new Option(nameOfSize(size), size)));
     blocks.value = [...blocks.options].some(({ value }) => value === before) ? before : "";
-    element.querySelector(".blocks").hidden = !by?.options.block_size || (trained.length === 1);
+    element.querySelector(".blocks").hidden = !takesBlocks(chosen) || trained.length === 1;
   }
 
   function ownWay() {
@@ -73,10 +76,10 @@ export function mountSettings(element, models, changed = () => {}) {
     return `What suits this model: ${[known.name, ...settings].join(", ")}. ${known.about}`;
   }
 
-  function limit(field, options, name) {
+  function limit(field, options, name, own) {
     const range = options?.[name];
     field.disabled = Boolean(options && name === "steps" && !range);
-    field.placeholder = range?.default ?? (options ? "default" : sampling()[name] ?? "default");
+    field.placeholder = field.disabled ? "" : own[name] ?? range?.default ?? "default";
     if (!range) return;
     if (typeof range.least === "number") field.min = range.least;
     if (typeof range.most === "number") field.max = range.most;
@@ -123,8 +126,9 @@ export function mountSettings(element, models, changed = () => {}) {
     valid: () => NUMBERS.every((name) => named(name).reportValidity()),
     // For those who look at a run later.
     described: (seed, { block_size: size = number(blocks) } = {}) => [...chosen(), ...sized(size), `seed ${seed}`].join(", "),
-    request: () => ({
-      model: model.value || null, sampler: sampler.value || null, block_size: number(blocks), predictions: named("predictions").checked ? GUESSES : 0,
+    // A reading in blocks of some size, which the chosen sampler may not have, is what the server makes of it.
+    request: (reading = {}) => ({
+      model: model.value || null, sampler: "block_size" in reading && !takesBlocks(chosenSampler()) ? null : sampler.value || null, block_size: number(blocks), predictions: named("predictions").checked ? GUESSES : 0,
       ...Object.fromEntries(NUMBERS.map((name) => [name, number(named(name))])),
     }),
   };

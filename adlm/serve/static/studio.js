@@ -120,7 +120,7 @@ function arrange(to) {
     const appeared = () => { if (narrow.matches && i === 0) element.querySelector(".output").scrollIntoView({ block: "start" }); };
     return mountLane(element, { settings: chosen, variant: variant ?? {}, shared, changed, appeared });
   });
-  lanesBox.className = `lanes ${["", "", "two", "three"][Math.min(lanes.length, 3)]}`;
+  lanesBox.className = `lanes ${["", "", "two", "three", "two"][Math.min(lanes.length, 4)]}`;
   changed();
 }
 
