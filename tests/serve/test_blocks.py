@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 from adlm.samplers.block_reader import BlockReader
 from adlm.serve.app import make_app
 from adlm.serve.batched_network import BatchedNetwork
-from adlm.serve.batcher import Cancelled
 from adlm.serve.block_pool import BlockPools
 from adlm.serve.engine import Engine
 from adlm.serve.logprobs import Logprobs
+from adlm.serve.ticket import Cancelled
 from adlm.text_model import TextModel
 from tests.serve.conftest import HERE, tiny
 
