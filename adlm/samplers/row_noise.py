@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.randomness import Noise, bits_at, uniform_at
+from adlm.randomness import Noise, bits_at, bits_of, uniform_at
+
+_FEW = 8  # numbers, up to which Python's integers are quicker than NumPy's calls
 
 Name: TypeAlias = str | int | NDArray[np.int64]  # an array [B] has the part of each row
 
@@ -38,6 +40,10 @@ class RowNoise:
     def bits(self, name: Sequence[Name], row: Tensor, position: Tensor) -> NDArray[np.int64]:
         """Random bits [N], one number for each row and position [N]."""
         rows, seeds = row.cpu().numpy(), self.seeds(name)
+        if len(rows) <= _FEW:
+            own_seeds = seeds.tolist() * len(rows) if len(seeds) == 1 else seeds[rows].tolist()
+            places = zip(own_seeds, self.sample_ids[rows].tolist(), position.tolist(), strict=True)
+            return np.array([bits_of(*place) for place in places], dtype=np.uint64).view(np.int64)
         own = seeds if len(seeds) == 1 else seeds[rows]
         return bits_at(own, self.sample_ids[rows], position.cpu().numpy().view(np.uint64)).view(np.int64)
 
