@@ -15,7 +15,7 @@ from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import SamplerState
 from adlm.serve.block_pool import BlockPools, BlockReading
 from adlm.serve.network_calls import Alone, BlockPass, LogitsCall, NetworkCall, NetworkInput, NextToken, Pass
-from adlm.serve.row_batch import Record
+from adlm.serve.row_filling import Record
 from adlm.types import Features
 
 Ask = Callable[[LanguageModel, NetworkCall], Any]

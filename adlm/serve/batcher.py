@@ -20,7 +20,8 @@ from adlm.samplers.state import SamplerState
 from adlm.serve.batched_network import BatchedNetwork
 from adlm.serve.block_pool import BlockPools
 from adlm.serve.network_calls import MOST_POSITIONS, Alone, NetworkCall
-from adlm.serve.row_batch import Record, RowBatch, RowFilling, fits_a_batch
+from adlm.serve.row_batch import RowBatch
+from adlm.serve.row_filling import Record, RowFilling, fits_a_batch
 from adlm.serve.ticket import Cancelled, Ticket, TimedOut
 
 _LANES = 4  # at most: they share Python's one lock

@@ -5,7 +5,6 @@ the tokens that it writes alone. What a step computes for one request and for al
 ten rows, since the weights are most of what is read.
 """
 
-import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -19,96 +18,12 @@ from adlm.models.cache import Cache
 from adlm.models.language_model import LanguageModel
 from adlm.randomness import bits_at
 from adlm.samplers.filters import Sites
-from adlm.samplers.left_to_right import LeftToRight
 from adlm.samplers.network import anchor_predictions
 from adlm.samplers.recording import BlankPredictions
-from adlm.samplers.sampler import Sampler
-from adlm.samplers.state import Prediction, SamplerState, predicted, slice_size
-from adlm.serve.ticket import Ticket
+from adlm.samplers.state import Prediction, predicted, slice_size
+from adlm.serve.row_filling import RowFilling
 
 MOST_PROMPT = 1 << 10  # positions of prompts that are read between two steps, unless one has more
-Record = Callable[[BlankPredictions], None]
-
-
-def fits_a_batch(sampler: Sampler, state: SamplerState) -> bool:
-    """Whether rows can be filled step by step beside others: they have one run of blanks, all rows the same."""
-    if type(sampler) is not LeftToRight or state.canvas.constraints or not state.network.causal:
-        return False
-    blank = state.blank
-    first = blank[0]
-    run = int(first.sum())
-    if not run or not bool((blank == first).all()) or not bool((state.open == blank).all()):
-        return False
-    start = int(first.long().argmax())
-    return bool(first[start : start + run].all())
-
-
-class RowFilling:
-    """One request in a batch: the rows of its canvas, and how far they are.
-
-    Args:
-        record: told what each pass predicts, see `RecordingNetwork`.
-
-    position: that is written next, in all rows.
-    rows: numbers of those that have not ended.
-    cache: of what they have read, while they are in no batch.
-    cached: numbers of the rows in the cache, which may have ended since.
-    stopped: set when the request has left its batch: because it is `done`, because of an `error`, or because whoever
-        reads its text is behind.
-    """
-
-    def __init__(self, state: SamplerState, ticket: Ticket, record: Record | None) -> None:
-        self.state, self.ticket, self.record = state, ticket, record
-        blank = state.blank[0]
-        self.start = self.position = int(blank.long().argmax())
-        self.end = self.start + int(blank.sum())
-        self.rows = list(range(len(state.tokens)))
-        self.cached = self.rows
-        self.cache: Cache | None = None
-        self.seed, self.sample_ids = state.row_noise.seeds(("token",)), state.row_noise.sample_ids
-        self.stopped = threading.Event()
-        self.error: BaseException | None = None
-
-    @property
-    def length(self) -> int:
-        return int(self.state.tokens.shape[1])
-
-    @property
-    def done(self) -> bool:
-        return not self.rows or self.position == self.end
-
-    def skip(self, until: int) -> None:
-        """Steps at which nothing is written are steps to a callback."""
-        if self.state.on_step is not None:
-            nothing = torch.zeros_like(self.state.open)
-            for _ in range(self.state.shown, until):
-                self.state.show(nothing, steps=self.length)
-
-    def took(self, drawn: list[int]) -> None:
-        """Go to the next position: these tokens were written, one in each row that had not ended."""
-        state, rule, position = self.state, self.state.stop_rule, self.position
-        fresh = None
-        if state.on_step is not None:
-            fresh = torch.zeros_like(state.open)
-            fresh[self.rows, position] = True
-        if rule is not None:
-            ended = [
-                row
-                for row, token in zip(self.rows, drawn, strict=True)
-                if token == rule.token or (rule.strings and self._complete(row))
-            ]
-            if ended:
-                state.tokens[ended, position + 1 : self.end] = rule.token
-                if fresh is not None:
-                    fresh[ended, position + 1 : self.end] = True
-                self.rows = [row for row in self.rows if row not in ended]
-        self.position += 1
-        if fresh is not None:
-            state.show(fresh, steps=self.length)
-
-    def _complete(self, row: int) -> bool:
-        tokens, rule = self.state.tokens[row].tolist(), self.state.stop_rule
-        return rule is not None and rule.complete(tokens[: self.start], tokens[self.start : self.position + 1])
 
 
 class _Drawing(NamedTuple):
@@ -142,6 +57,7 @@ class RowBatch:
         self.network, self.key, self._count = network, key, count
         self.waiting: list[RowFilling] = []
         self.fillings: list[RowFilling] = []  # in the order of their rows in the cache
+        self._arriving: list[RowFilling] = []  # that join in this step
         self._cache: Cache | None = None
         self._tokens: Tensor | None = None  # [B, L] of all rows, which the states of the requests see a part of
         self._first: dict[RowFilling, int] = {}  # rows of each request in `_tokens`
@@ -156,7 +72,7 @@ class RowBatch:
         for each in self.fillings:
             self._refused(each)
         self._leave()
-        arrived = self._arrived()
+        self._arriving = arrived = self._arrived()
         unread = [each for each in arrived if each.cache is None]
         self._join([each for each in arrived if each.cache is not None])
         drawings = [*self._extended(), *self._prompts(unread)]
@@ -166,13 +82,16 @@ class RowBatch:
         self._draw(drawings)
         self._join(fresh)
         self._leave()
+        self._arriving = []
 
     def cancel(self, error: BaseException) -> None:
         """All requests end with an error."""
-        everyone = [*self.fillings, *self.waiting]
-        self.fillings, self.waiting = [], []
+        everyone = dict.fromkeys([*self.fillings, *self._arriving, *self.waiting])
+        self.fillings, self._arriving, self.waiting = [], [], []
+        self._cache = self._tokens = None
         for each in everyone:
-            self._stop(each, error)
+            if not each.stopped.is_set():
+                self._stop(each, error)
 
     def _refused(self, filling: RowFilling) -> bool:
         """Whether a request is to stop: it was cancelled, or its time is over."""
@@ -215,6 +134,7 @@ class RowBatch:
         except Exception as error:
             for each in self.fillings:
                 each.error = error
+            self._leave()
             return []
         return [_Drawing(list(self.fillings), found.final, None if found.anchor is None else found.anchor[:, -1])]
 

@@ -167,6 +167,25 @@ def test_a_prompt_that_cannot_be_read_is_one_request_s_error(models):
     engine.close()
 
 
+def test_an_error_of_the_network_ends_the_requests_and_nothing_waits_forever(models, monkeypatch):
+    engine = Engine({"ar": models["ar"]})
+    engine.start()
+
+    def broken(self, *given, **named):
+        raise MemoryError
+
+    for name in ("extend", "logits", "cache"):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(models["ar"].network), name, broken)
+            jobs = engine.submit("ar", [Told(1), Told(2), Told(3)])
+            for job in jobs:
+                with pytest.raises(MemoryError):
+                    job.future.result(20)
+    (job,) = engine.submit("ar", [Told(1)])
+    assert job.future.result(20) == Told(1)(models["ar"])
+    engine.close()
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_joined_caches_predict_what_each_does_alone(data):
