@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adlm.errors import ConfigError
 from adlm.samplers.network import Network
@@ -41,14 +42,14 @@ class LeftToRight(Sampler):
     def fill(self, state: SamplerState) -> None:
         length = state.tokens.shape[1]
         blank = state.blank.cpu().numpy()  # what is written and where is known here, so no device is asked
-        reading = blank.any(-1)  # [B]: rows in the cache
+        reading: NDArray[np.bool_] = np.asarray(blank.any(-1))  # [B]: rows in the cache
         rows = int(reading.sum())
         cache = state.network.cache(rows, length, t=torch.zeros(rows, device=state.tokens.device))
         read = 0
         for position in range(length):
             fresh = np.zeros_like(blank)
             if (writing := blank[:, position].nonzero()[0]).size:
-                unfinished = blank[:, position:].any(-1)
+                unfinished = np.asarray(blank[:, position:].any(-1))
                 if (reading & ~unfinished).any():
                     cache.keep(state.to_device(unfinished[reading]))
                     reading = unfinished

@@ -144,7 +144,7 @@ def test_rows_of_a_pool_are_free_again_when_their_cache_is_gone():
 
 def test_a_batched_network_reads_whole_blocks_like_its_network(models):
     network = models["blocks"].network
-    shared = BatchedNetwork(network, lambda own, call: call.compute(own, [call])[0], BlockPools())
+    shared = BatchedNetwork(network, lambda own, call: call.compute(own, [call])[0], lambda *_: False, BlockPools())
     tokens = torch.randint(0, 200, (2, 12))
     own = network.read_block(tokens, [4, 8], network.finished_blocks(2, 12))
     found = shared.read_block(tokens, [4, 8], shared.finished_blocks(2, 12))
