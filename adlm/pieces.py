@@ -4,7 +4,9 @@ A token that is only a part of a character has its bytes written out, as in `\\x
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from tokenizers import decoders
@@ -89,3 +91,14 @@ def anchors_by(rule: AnchorRule, tokens: Tensor, valid: Tensor) -> Tensor:
         return rule.mark(batch)
     except AdlmError:  # a rule may need a table or marks that came with its data
         return RareInSequence().mark(batch)
+
+
+def anchors_in(rule: AnchorRule, row: Sequence[int], ignored: AbstractSet[int]) -> list[int]:
+    """The positions of the anchors of one row, without tokens that do not count. Asked for at every step of a text, so
+    the rule that most models have takes no tensors."""
+    if type(rule) is RareInSequence:
+        counts = Counter(row)
+        return [i for i, token in enumerate(row) if token not in ignored and counts[token] <= rule.most]
+    valid = torch.tensor([[token not in ignored for token in row]])
+    found: list[int] = anchors_by(rule, torch.tensor([row]), valid)[0].nonzero()[:, 0].tolist()
+    return found

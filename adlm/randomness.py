@@ -86,6 +86,19 @@ def bits_at(
     return _mix_unsigned(starts + (positions + _ONE) * _UNSIGNED_GOLDEN)
 
 
+def bits_of(seed: int, sample_id: int, position: int) -> int:
+    """One number of `bits_at`."""
+    start = _mix_integer(_mix_integer((sample_id + _GOLDEN) & _ALL) ^ (seed & _ALL))
+    return _mix_integer((start + (position + 1) * _GOLDEN) & _ALL)
+
+
+def _mix_integer(x: int) -> int:
+    """`_mix` of a Python integer below 2^64."""
+    x = ((x ^ (x >> 30)) * _MIX_1) & _ALL
+    x = ((x ^ (x >> 27)) * _MIX_2) & _ALL
+    return x ^ (x >> 31)
+
+
 def uniform_at(
     seeds: NDArray[np.uint64] | np.uint64, sample_ids: NDArray[np.uint64], positions: NDArray[np.uint64]
 ) -> NDArray[np.float64]:

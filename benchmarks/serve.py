@@ -1,13 +1,15 @@
 """Does sharing passes pay? Requests at once against the same requests one after another, with one model.
 
     python -m benchmarks.serve [MODEL] [--requests 16] [--steps 64] [--rounds 3] [--workers CORES]
+        [--sampler NAME] [--tokens N] [--against CHECKOUT]
 
 Both sides write the same texts with the same seeds, in turns: four samplers, each with a quarter, a half, three
-quarters and all of the steps. The naive side is a loop over `TextModel.generate`, with one thread or with all,
-whichever is quicker here. The other is `adlm serve`, a process of its own that every request reaches at once by HTTP
-and answers with a stream (`/v1/generate`). The time to the first canvas event is from the request to that event, as a
-fraction of the time until it is done. Seconds of the clock hang on what else the machine does; seconds of processor
-time, the server's with those of its workers, do so less.
+quarters and all of the steps, or with `--sampler` all with the same. The naive side is a loop over
+`TextModel.generate`, with one thread or with all, whichever is quicker here. The other is `adlm serve`, a process of
+its own that every request reaches at once by HTTP and answers with a stream (`/v1/generate`); with `--against` also
+that of another checkout of this repository, in turns. The time to the first canvas event is from the request to that
+event, as a fraction of the time until it is done. Seconds of the clock hang on what else the machine does; seconds of
+processor time, the server's with those of its workers, do so less.
 """
 
 import argparse
@@ -36,14 +38,14 @@ from benchmarks._record import record
 UNMASKING = ("ancestral", "confidence", "first-hitting", "remdm-cap")
 
 
-def mixed(requests: int, steps: int, causal: bool) -> list[GenerateRequest]:
+def mixed(requests: int, steps: int, given: str | None, tokens: int | None) -> list[GenerateRequest]:
     """What people who do not know of each other may ask for at once."""
     asks = []
     for i in range(requests):
-        sampler = "left-to-right" if causal else UNMASKING[i % 4]
+        sampler = given or UNMASKING[i % 4]
         counted = sampler not in ("left-to-right", "first-hitting")
         own = max(1, steps * (1 + i // 4 % 4) // 4) if counted else None
-        asks.append(GenerateRequest(seed=i, steps=own, sampler=sampler, predictions=0))
+        asks.append(GenerateRequest(seed=i, steps=own, sampler=sampler, max_tokens=tokens, predictions=0))
     return asks
 
 
@@ -62,16 +64,20 @@ def naive(model: TextModel, asks: list[GenerateRequest]) -> tuple[float, list[fl
     """Seconds in all, until each is done, and the texts."""
     began, ends, texts = time.perf_counter(), [], []
     for ask in asks:
-        texts += model.generate(ask.prompt, seed=ask.seed, sampler=ask.sampler, **ask.options)
+        texts += model.generate(
+            ask.prompt, seed=ask.seed, max_new_tokens=ask.max_tokens, sampler=ask.sampler, **ask.options
+        )
         ends.append(time.perf_counter() - began)
     return ends[-1], ends, texts
 
 
 @contextlib.contextmanager
-def served(model: str, workers: int, requests: int) -> Iterator[tuple[int, int]]:
-    """Process and port of a server."""
+def served(model: str, workers: int, requests: int, root: Path) -> Iterator[tuple[int, int]]:
+    """Process and port of a server with the package of one checkout."""
     command = [sys.executable, "-m", "adlm", "serve", model, "--port", "0", "--workers", str(workers)]
-    process = subprocess.Popen([*command, "--limits.running", str(requests)], stderr=subprocess.PIPE, text=True)
+    command += ["--limits.running", str(requests), "--limits.seconds", "3600"]
+    here = {**os.environ, "PYTHONPATH": str(root)}
+    process = subprocess.Popen(command, cwd=root, env=here, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         found = re.search(r"http://[^ ]*:(\d+)", process.stderr.readline())
@@ -141,43 +147,75 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=64)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--workers", type=int, default=torch.get_num_threads())
+    options.add_argument("--sampler", help="of all requests; by default four, or left-to-right if no other can")
+    options.add_argument("--tokens", type=int, help="of each text; by default as many as a row has")
+    options.add_argument("--against", type=Path, help="another checkout, whose server is measured too")
     given = options.parse_args()
     model = load(given.model)
     model.network.eval()
-    asks = mixed(given.requests, given.steps, model.network.causal)
+    sampler = given.sampler or ("left-to-right" if model.network.causal else None)
+    asks = mixed(given.requests, given.steps, sampler, given.tokens)
     threads, cores = quickest_threads(model, asks[0]), torch.get_num_threads()
     torch.set_num_threads(threads)
-    plain, together = [], []
-    processor = {"loop": [], "server": []}
-    with served(given.model, given.workers, given.requests) as (pid, port):
-        shared(port, asks)  # every worker starts its threads, and derives what it needs from the weights
+    roots = {"adlm serve": Path(__file__).parents[1].resolve()}
+    if given.against is not None:
+        roots["adlm serve before"] = given.against.resolve()
+    plain: list[Any] = []
+    answers: dict[str, list[Any]] = {name: [] for name in roots}
+    processor: dict[str, list[float]] = {name: [] for name in ["loop", *roots]}
+    with contextlib.ExitStack() as servers:
+        found = {
+            name: servers.enter_context(served(given.model, given.workers, given.requests, root))
+            for name, root in roots.items()
+        }
+        for _, port in found.values():
+            shared(port, asks)  # every worker starts its threads, and derives what it needs from the weights
         for _ in range(given.rounds):
-            began = processor_seconds(pid)
-            together.append(shared(port, asks))
-            processor["server"].append(processor_seconds(pid) - began)
+            for name, (pid, port) in found.items():
+                began = processor_seconds(pid)
+                answers[name].append(shared(port, asks))
+                processor[name].append(processor_seconds(pid) - began)
             began = time.process_time()
             plain.append(naive(model, asks))
             processor["loop"].append(time.process_time() - began)
+    together = answers["adlm serve"]
     slow, quick = (min(each[0] for each in side) for side in (plain, together))
-    first = statistics.median(a / b for side in together for a, b in zip(side[3], side[1], strict=True))
+    first = {
+        name: statistics.median(a / b for side in each for a, b in zip(side[3], side[1], strict=True))
+        for name, each in answers.items()
+    }
     same = all(side[2] == plain[0][2] for side in [*plain, *together])
     rows_of = [
         _row("one after another", plain, slow, min(processor["loop"]), given.requests),
-        _row("adlm serve", together, quick, min(processor["server"]), given.requests),
+        *(
+            _row(name, each, min(side[0] for side in each), min(processor[name]), given.requests)
+            for name, each in answers.items()
+        ),
     ]
     conclusion = {
         "throughput, times that of the loop": round(slow / quick, 2),
         "in each round": [round(a[0] / b[0], 2) for a, b in zip(plain, together, strict=True)],
-        "processor time, times less than the loop's": round(min(processor["loop"]) / min(processor["server"]), 2),
-        "first event, fraction of the whole (median)": round(first, 4),
+        "processor time, times less than the loop's": {
+            name: round(min(processor["loop"]) / min(processor[name]), 2) for name in roots
+        },
+        "first event, fraction of the whole (median)": {name: round(each, 4) for name, each in first.items()},
+        "first event, seconds (median)": {
+            name: round(statistics.median(event for side in each for event in side[3]), 3)
+            for name, each in answers.items()
+        },
         "the same texts": same,
         "answered": f"{sum(len(side[2]) for side in together)} of {given.requests * given.rounds}",
         "threads of the loop": threads,
         "workers": given.workers,
         "load of the machine at the end": round(os.getloadavg()[0], 1),
     }
-    method = f"best of {given.rounds} rounds in turns, {given.requests} requests of mixed samplers, up to {given.steps}"
-    record("serve", rows_of, conclusion=conclusion, method=f"{method} steps, model {given.model}, {cores} cores")
+    kind = f"requests of {sampler}" if sampler else f"requests of mixed samplers, up to {given.steps} steps"
+    length = f", {given.tokens} tokens" if given.tokens else ""
+    method = (
+        f"best of {given.rounds} rounds in turns, {given.requests} {kind}{length}, model {given.model}, {cores} cores"
+    )
+    name = "serve" if given.sampler is None else f"serve_{given.sampler.replace('-', '_')}"
+    record(name, rows_of, conclusion=conclusion, method=method)
 
 
 def _row(name: str, rounds: list, best: float, processor: float, requests: int) -> dict[str, object]:

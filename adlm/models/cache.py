@@ -3,7 +3,10 @@
 Shapes: B rows, L positions, D width, H heads.
 """
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.errors import ConfigError, OutOfRange
@@ -43,9 +46,42 @@ class BlockCache:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these [B] bool."""
-        self.keys, self.values, self.inputs = (
-            None if x is None else x[rows] for x in (self.keys, self.values, self.inputs)
-        )
+        self.keys, self.values, self.inputs = self._of(rows)
+
+    def part(self, rows: Tensor) -> "BlockCache":
+        """A copy of these rows [B] bool."""
+        found = BlockCache(self.room)
+        found.length = self.length
+        found.keys, found.values, found.inputs = self._of(rows)
+        return found
+
+    def _of(self, rows: Tensor) -> list[Tensor | None]:
+        return [None if x is None else x[rows] for x in (self.keys, self.values, self.inputs)]
+
+    @classmethod
+    def joined(cls, parts: Sequence["BlockCache"], own: Sequence[int], room: int) -> "BlockCache":
+        """The rows of several, of which the last `own` positions each end side by side."""
+        found = cls(room)
+        found.length = length = max(own)
+
+        def beside(kept: Sequence[Tensor | None]) -> Tensor:
+            ends = [
+                x[:, :, part.length - count : part.length]
+                for x, part, count in zip(kept, parts, own, strict=True)
+                if x is not None
+            ]
+            # Zeros on the left, since what is hidden there is multiplied all the same.
+            whole = ends[0].new_zeros(sum(map(len, ends)), ends[0].shape[1], room, ends[0].shape[-1])
+            row = 0
+            for end in ends:
+                whole[row : row + len(end), :, length - end.shape[2] : length] = end
+                row += len(end)
+            return whole
+
+        found.keys, found.values = beside([part.keys for part in parts]), beside([part.values for part in parts])
+        inputs = [part.inputs for part in parts if part.inputs is not None]
+        found.inputs = torch.cat(inputs) if inputs else None
+        return found
 
 
 class Cache:
@@ -87,6 +123,44 @@ class Cache:
         for each in self._memories.values():
             each.keep(rows)
 
+    def part(self, rows: Tensor) -> "Cache":
+        """A copy of these rows [B] bool."""
+        t, segments = (None if x is None else x[rows] for x in (self.t, self.segments))
+        found = Cache(int(rows.sum()), self.room, t, segments)
+        found.length = self.length
+        found._memories = {block: memory.part(rows) for block, memory in self._memories.items()}
+        return found
+
+    @classmethod
+    def joined(cls, parts: Sequence["Cache"], more: int) -> "Cache":
+        """The rows of caches that have read something in one, with room for `more` positions.
+
+        What they have read ends side by side; where a row has less of it, segments hide the padding on its left.
+        """
+        known = [part.segments_after(0) for part in parts]
+        own = [
+            part.length if each is None else int((each >= 0).sum(-1).max())
+            for part, each in zip(parts, known, strict=True)
+        ]
+        length = max(own)
+        segments = None
+        if any(each is not None for each in known) or min(own) < length:
+            segments = torch.cat(
+                [
+                    F.pad(_segments(part, each)[:, part.length - count :], (length - count, 0), value=-1)
+                    for part, each, count in zip(parts, known, own, strict=True)
+                ]
+            )
+            segments = None if bool((segments == segments[0, -1]).all()) else segments
+        times = [part.t for part in parts if part.t is not None]
+        found = cls(sum(part.rows for part in parts), length + more, torch.cat(times) if times else None, segments)
+        found.length = length
+        found._memories = {
+            block: BlockCache.joined([part.of(block) for part in parts], own, length + more)
+            for block in parts[0]._memories
+        }
+        return found
+
     def check(self, inputs: Tensor) -> None:
         """Refuse what cannot be read next."""
         rows, new = inputs.shape
@@ -100,3 +174,11 @@ class Cache:
                 fix="make a longer cache; the last token of a row need not be read",
                 subject="length",
             )
+
+
+def _segments(cache: Cache, known: Tensor | None) -> Tensor:
+    """[B, length] of what a cache has read, if it knows them; otherwise of one text in each row."""
+    if known is not None:
+        return known
+    device = next((x.keys.device for x in cache._memories.values() if x.keys is not None), None)
+    return torch.zeros(cache.rows, cache.length, dtype=torch.long, device=device)

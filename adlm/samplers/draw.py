@@ -5,6 +5,7 @@ multiples of 2^-24, so that no noise exceeds 16.6 and rare tokens are drawn too 
 temperature (arXiv 2409.02908).
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,9 +39,30 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
 
 
 def _inverse_cdf(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    if few(logits):
+        return _drawn_by_row(logits, u)
     weights = logits.softmax(-1)  # `exp` by itself may take ten times as long at -inf
     token, total = crossing(weights, u[:, None])
     return token[:, 0], (weights.gather(-1, token) / total)[:, 0].to(logits.dtype)
+
+
+def few(x: Tensor) -> bool:
+    """Whether x [N, V] is so small, and on a CPU, that a kernel's call costs more than its work: NumPy's cost less."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() < _MANY and not x.requires_grad
+
+
+def _drawn_by_row(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_inverse_cdf`. Filters leave few tokens in each row, and the others are not looked at again."""
+    tokens, probabilities = [], []
+    for row, height in zip(logits.numpy(), u.tolist(), strict=True):
+        left = np.flatnonzero(row > -np.inf)
+        own = row[left]
+        weights = np.exp(own - own.max())
+        sums = weights.cumsum(dtype=np.float64)
+        place = sums.searchsorted(height * sums[-1], side="right")
+        tokens.append(int(left[place]))
+        probabilities.append(float(weights[place] / sums[-1]))
+    return torch.tensor(tokens, dtype=torch.long), torch.tensor(probabilities)
 
 
 def crossing(weights: Tensor, fraction: Tensor | float, *, reached: bool = False) -> tuple[Tensor, Tensor]:

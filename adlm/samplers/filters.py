@@ -12,10 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
-from adlm.samplers.draw import crossing
+from adlm.samplers.draw import crossing, few
+
+_HEAD = 1 << 10  # tokens among which the nucleus usually ends
 
 
 class Sites(NamedTuple):
@@ -85,10 +88,26 @@ class TopP(Filter):
     def __call__(self, logits: Tensor, sites: Sites) -> Tensor:
         if self.p == 1:
             return logits
+        if few(logits):
+            least = [self._least(row) for row in logits.numpy()]
+            if None not in least:
+                return _at_least(logits, torch.tensor(least)[:, None])
         ranked = _descending(logits)
         place, _ = crossing(ranked.softmax(-1), self.p, reached=self.keep_crossing)
         count = place + 1 if self.keep_crossing else place.clamp_min(1)
         return _likeliest(logits, ranked, count.clamp_max(logits.shape[-1]))
+
+    def _least(self, logits: NDArray[np.float32]) -> float | None:
+        """The smallest logit that stays, of [V]; None if that does not say which tokens stay, or they are many."""
+        ranked = np.negative(np.sort(-logits))
+        weights = np.exp(ranked - ranked[0])
+        sums = weights[:_HEAD].cumsum(dtype=np.float64)
+        height = self.p * float(weights.sum(dtype=np.float64))
+        count = int(sums.searchsorted(height, side="left" if self.keep_crossing else "right")) + self.keep_crossing
+        count = max(1, count)
+        if count >= len(sums) or ranked[count] == ranked[count - 1]:
+            return None
+        return float(ranked[count - 1])
 
 
 @dataclass(frozen=True)

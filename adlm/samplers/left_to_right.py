@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adlm.errors import ConfigError
 from adlm.samplers.network import Network
@@ -39,23 +41,35 @@ class LeftToRight(Sampler):
 
     def fill(self, state: SamplerState) -> None:
         length = state.tokens.shape[1]
-        positions = torch.arange(length, device=state.tokens.device)
-        reading = state.blank.any(-1)  # [B] bool: rows in the cache
+        blank = state.blank.cpu().numpy()  # what is written and where is known here, so no device is asked
+        reading: NDArray[np.bool_] = np.asarray(blank.any(-1))  # [B]: rows in the cache
         rows = int(reading.sum())
-        cache = state.network.cache(rows, length, t=torch.zeros(rows, device=reading.device))
+        cache = state.network.cache(rows, length, t=torch.zeros(rows, device=state.tokens.device))
         read = 0
         for position in range(length):
-            blank = state.blank
-            fresh = blank & (positions == position)
-            if bool(fresh.any()):
-                unfinished = blank.any(-1)
-                if bool((reading & ~unfinished).any()):
-                    cache.keep(unfinished[reading])
+            fresh = np.zeros_like(blank)
+            if (writing := blank[:, position].nonzero()[0]).size:
+                unfinished = np.asarray(blank[:, position:].any(-1))
+                if (reading & ~unfinished).any():
+                    cache.keep(state.to_device(unfinished[reading]))
                     reading = unfinished
-                features = state.network.extend(state.tokens[reading, read:position], cache)
+                tokens = state.tokens[:, read:position]
+                if not reading.all():
+                    tokens = tokens[state.to_device(reading)]
+                features = state.network.extend(tokens, cache)
                 read = position
                 state.network_calls += cache.rows
                 state.anchor_calls += cache.rows if features.anchor is not None else 0
-                state.write(fresh, *state.draw(features.final[fresh[reading, position]], fresh))
-                fresh = state.end_rows(fresh)
-            state.show(fresh, steps=length)
+                final = features.final
+                if len(writing) < len(final):
+                    final = final[state.to_device(blank[reading, position])]
+                fresh[writing, position] = True
+                where = state.to_device(fresh)
+                state.write(where, *state.draw(final, where))
+                blank[writing, position] = False
+                if state.stop is not None:
+                    where = state.end_rows(where)
+                    fresh = where.cpu().numpy()
+                    blank &= ~fresh
+            if state.on_step is not None:
+                state.show(state.to_device(fresh), steps=length)

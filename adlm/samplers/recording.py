@@ -12,7 +12,8 @@ from adlm.models.hand_over import AnchorState
 from adlm.models.language_model import BlockFeatures
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.network import Network, NetworkWrapper, anchor_predictions
-from adlm.samplers.state import slice_size
+from adlm.samplers.sampler import FillsTogether, Sampler
+from adlm.samplers.state import SamplerState, slice_size
 from adlm.types import Features
 
 
@@ -36,6 +37,10 @@ class RecordingNetwork(NetworkWrapper):
         self.open, self.record = ~canvas.frozen[:1], record
         self._narrow: Tensor | None = None  # the features given out last, and their logits
         self._logits: Tensor | None = None
+
+    def fill(self, sampler: Sampler, state: SamplerState) -> bool:
+        """Fill a state together with those of others, if the network does that."""
+        return isinstance(self.network, FillsTogether) and self.network.fill(sampler, state, self.record)
 
     def features(
         self,

@@ -10,36 +10,45 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.randomness import Noise, bits_at, uniform_at
+from adlm.randomness import Noise, bits_at, bits_of, uniform_at
+
+_FEW = 8  # numbers, up to which Python's integers are quicker than NumPy's calls
 
 Name: TypeAlias = str | int | NDArray[np.int64]  # an array [B] has the part of each row
 
 
 class RowNoise:
-    """Noise for sample ids [B] and positions up to a length L."""
+    """Noise for sample ids [B] and positions up to a length L.
+
+    sample_ids: [B], unsigned.
+    """
 
     def __init__(self, noise: Noise, sample_ids: Tensor, length: int) -> None:
         self.noise = noise
-        self._ids = sample_ids.cpu().numpy().astype(np.int64).view(np.uint64)
+        self.sample_ids = sample_ids.cpu().numpy().astype(np.int64).view(np.uint64)
         self._positions = np.arange(length, dtype=np.uint64)
 
     def uniform(self, *name: Name) -> NDArray[np.float64]:
         """Uniform numbers [B, L] in (0, 1)."""
-        return uniform_at(self._seeds(name)[:, None], self._ids[:, None], self._positions)
+        return uniform_at(self.seeds(name)[:, None], self.sample_ids[:, None], self._positions)
 
     def uniforms(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
         """The numbers [steps, B, L] of `uniform(name, step)` for each step."""
         seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
-        return uniform_at(seeds[:, None, None], self._ids[:, None], self._positions)
+        return uniform_at(seeds[:, None, None], self.sample_ids[:, None], self._positions)
 
     def bits(self, name: Sequence[Name], row: Tensor, position: Tensor) -> NDArray[np.int64]:
         """Random bits [N], one number for each row and position [N]."""
-        rows, seeds = row.cpu().numpy(), self._seeds(name)
+        rows, seeds = row.cpu().numpy(), self.seeds(name)
+        if len(rows) <= _FEW:
+            own_seeds = seeds.tolist() * len(rows) if len(seeds) == 1 else seeds[rows].tolist()
+            places = zip(own_seeds, self.sample_ids[rows].tolist(), position.tolist(), strict=True)
+            return np.array([bits_of(*place) for place in places], dtype=np.uint64).view(np.int64)
         own = seeds if len(seeds) == 1 else seeds[rows]
-        return bits_at(own, self._ids[rows], position.cpu().numpy().view(np.uint64)).view(np.int64)
+        return bits_at(own, self.sample_ids[rows], position.cpu().numpy().view(np.uint64)).view(np.int64)
 
-    def _seeds(self, name: Sequence[Name]) -> NDArray[np.uint64]:
-        """[B], or [1] if the name is the same for all rows."""
+    def seeds(self, name: Sequence[Name]) -> NDArray[np.uint64]:
+        """The seed of each row's numbers of this name, [B], or [1] if the name is the same for all rows."""
         size = max((len(part) for part in name if isinstance(part, np.ndarray)), default=1)
         each = [part.tolist() if isinstance(part, np.ndarray) else [part] * size for part in name]
         return np.array([self.noise.fork(*own).seed for own in zip(*each, strict=True)], dtype=np.uint64)

@@ -5,7 +5,7 @@ A new one is a frozen dataclass with one method, `fill(state)`.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from adlm.errors import ConfigError, OutOfRange
 from adlm.randomness import Noise
@@ -16,6 +16,15 @@ from adlm.samplers.state import DrawCallback, Sample, SamplerState, StepCallback
 from adlm.samplers.stopping import StopRule
 
 Needs = Literal["any", "causal", "masked", "two-stage", "shifted blocks"]
+
+
+@runtime_checkable
+class FillsTogether(Protocol):
+    """A network that may fill the states of several callers together. `RecordingNetwork` hands `record` on."""
+
+    def fill(self, sampler: "Sampler", state: SamplerState, record: Any = None) -> bool:
+        """Fill a state as the sampler does. False: it has to be filled alone."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,8 @@ class Sampler(ABC):
         with network.inference_weights():
             sampler, network = self.suited(network)
             state = sampler.start(network, canvas, noise, on_step=on_step, on_draw=on_draw, stop=stop)
-            sampler.fill(state)
+            if not (isinstance(network, FillsTogether) and network.fill(sampler, state)):
+                sampler.fill(state)
             return state.sample()
 
     def suited(self, network: Network) -> "tuple[Sampler, Network]":

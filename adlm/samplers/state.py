@@ -19,7 +19,7 @@ from adlm.models.hand_over import AnchorState
 from adlm.randomness import Noise
 from adlm.samplers.block_reader import BlockReader
 from adlm.samplers.canvas import Canvas
-from adlm.samplers.constraints import bound_sites, hold
+from adlm.samplers.constraints import Constraint, bound_sites, hold
 from adlm.samplers.draw import draw_measured
 from adlm.samplers.filters import Filter, Sites, check_drawable, check_finite
 from adlm.samplers.network import Network, anchor_predictions
@@ -89,6 +89,14 @@ class Prediction:
             return self.confidence
         return (self.raw.gather(-1, self.drawn[:, None])[:, 0] - self.raw.logsumexp(-1)).exp()
 
+    def part(self, some: slice) -> "Prediction":
+        """Some of them; what was computed for all is not computed again."""
+        raw = self.raw[some]
+        logits = raw if self.logits is self.raw else self.logits[some]
+        found = Prediction(raw, logits, self.drawn[some], self.confidence[some])
+        found.__dict__["own_confidence"] = self.own_confidence[some]
+        return found
+
 
 StepCallback = Callable[[StepEvent], None]
 DrawCallback = Callable[[Sites, Prediction], None]  # where tokens were drawn, and from what; not all are written
@@ -98,6 +106,24 @@ Measure = Callable[[Prediction], Tensor]  # a number per prediction [n], or seve
 def confidence(prediction: Prediction) -> Tensor:
     """The probability of the drawn token, [n]."""
     return prediction.confidence
+
+
+def predicted(
+    raw: Tensor,
+    sites: Sites,
+    bits: Tensor,
+    filters: tuple[Filter, ...],
+    constraints: tuple[Constraint, ...] = (),
+    *,
+    mask_id: int,
+) -> Prediction:
+    """Draw tokens [N] from a network's logits [N, V] by random bits [N]."""
+    check_finite(raw, sites)
+    logits = hold(raw, sites, constraints) if constraints else raw
+    for each in filters:
+        logits = each(logits, sites)
+    check_drawable(logits, sites, filters, mask_id, changed=logits is not raw)
+    return Prediction(raw, logits, *draw_measured(logits, bits))
 
 
 class SamplerState:
@@ -284,14 +310,14 @@ class SamplerState:
             raise ConfigError(f"{purpose} needs a model with an anchor stage", subject=purpose)
 
     def _predicted(self, final: Tensor, sites: Sites, bits: Tensor) -> Prediction:
-        raw = logits = self.network.logits(final)
-        check_finite(raw, sites)
-        if self.canvas.constraints:
-            logits = hold(logits, sites, self.canvas.constraints)
-        for each in self.filters:
-            logits = each(logits, sites)
-        check_drawable(logits, sites, self.filters, self.network.vocabulary.mask_id, changed=logits is not raw)
-        prediction = Prediction(raw, logits, *draw_measured(logits, bits))
+        prediction = predicted(
+            self.network.logits(final),
+            sites,
+            bits,
+            self.filters,
+            self.canvas.constraints,
+            mask_id=self.network.vocabulary.mask_id,
+        )
         if self.on_draw is not None:
             self.on_draw(sites, prediction)
         return prediction

@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from adlm import __version__
 from adlm.samplers.patterns import pattern_time
 from adlm.scoring import Score
-from adlm.serve.batcher import Ticket
 from adlm.serve.completion_routes import add_completions
 from adlm.serve.constraint_requests import check_holes, wordings
 from adlm.serve.decisions import DecideRequest, decide
@@ -48,6 +47,7 @@ from adlm.serve.responses import (
 from adlm.serve.samplers import sampler_of, samplers_of
 from adlm.serve.static_files import Page, pages
 from adlm.serve.streaming import Events, Stream, begun, checked, line, results
+from adlm.serve.ticket import Ticket
 from adlm.serve.validation import explained
 from adlm.text_model import TextModel
 

@@ -11,11 +11,15 @@ from adlm.models.cache import Cache
 from adlm.models.hand_over import AnchorState
 from adlm.models.language_model import BlockFeatures, LanguageModel
 from adlm.samplers.network import NetworkWrapper
+from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import SamplerState
 from adlm.serve.block_pool import BlockPools, BlockReading
 from adlm.serve.network_calls import Alone, BlockPass, LogitsCall, NetworkCall, NetworkInput, NextToken, Pass
+from adlm.serve.row_filling import Record
 from adlm.types import Features
 
 Ask = Callable[[LanguageModel, NetworkCall], Any]
+Fill = Callable[[LanguageModel, Sampler, SamplerState, Record | None], bool]
 
 
 class BatchedNetwork(NetworkWrapper):
@@ -26,14 +30,19 @@ class BatchedNetwork(NetworkWrapper):
 
     Args:
         ask: computes a call with a network, see `Batcher.shared`.
+        fill: fills a state together with those of other requests, if it can.
         pools: for the caches of blocks.
     """
 
-    def __init__(self, network: LanguageModel, ask: Ask, pools: BlockPools) -> None:
+    def __init__(self, network: LanguageModel, ask: Ask, fill: Fill, pools: BlockPools) -> None:
         super().__init__(network)
-        self._compute, self._pools, self._draws = ask, pools, False
+        self._compute, self._fill, self._pools, self._draws = ask, fill, pools, False
         self._final: Tensor | None = None
         self._logits: Tensor | None = None
+
+    def fill(self, sampler: Sampler, state: SamplerState, record: Record | None = None) -> bool:
+        """See `FillsTogether`."""
+        return self._fill(cast("LanguageModel", self.network), sampler, state, record)
 
     def features(
         self,

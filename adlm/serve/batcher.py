@@ -4,6 +4,7 @@ On a CPU there are a few lanes: threads that compute passes beside each other. T
 each are quicker than one pass of all rows spread over two, since small products gain little from a second core.
 """
 
+import math
 import threading
 import time
 from collections.abc import Hashable
@@ -14,36 +15,18 @@ from typing import Any
 import torch
 
 from adlm.models.language_model import LanguageModel
+from adlm.samplers.sampler import Sampler
+from adlm.samplers.state import SamplerState
 from adlm.serve.batched_network import BatchedNetwork
 from adlm.serve.block_pool import BlockPools
-from adlm.serve.network_calls import NetworkCall
+from adlm.serve.network_calls import MOST_POSITIONS, Alone, NetworkCall
+from adlm.serve.row_batch import RowBatch
+from adlm.serve.row_filling import Record, RowFilling, fits_a_batch
+from adlm.serve.ticket import Cancelled, Ticket, TimedOut
 
 _LANES = 4  # at most: they share Python's one lock
+_BEHIND = 0.02  # seconds between two looks whether a reader has caught up
 _PATIENCE = 0.1  # seconds that a pass waits for running requests that have not asked for theirs yet, at most
-
-
-class Cancelled(Exception):
-    """The client has disconnected, or the server is stopping."""
-
-
-class TimedOut(Exception):
-    """The request has used up its time."""
-
-
-@dataclass
-class Ticket:
-    """A request's right to be computed, until it is cancelled or its time is over. Counts its passes."""
-
-    deadline: float
-    cancelled: bool = False
-    calls: int = 0
-
-    def check(self) -> None:
-        """Raise if the request is to stop."""
-        if self.cancelled:
-            raise Cancelled
-        if time.monotonic() > self.deadline:
-            raise TimedOut
 
 
 @dataclass(eq=False)
@@ -72,7 +55,8 @@ class Batcher:
 
     def __init__(self, network: LanguageModel) -> None:
         self.network = network
-        self.passes = self.rows = self.running = 0
+        self.passes = self.rows = self.running = self._filling = 0
+        self._batches: list[RowBatch] = []  # that have a row, each of them waiting for its turn or having it
         self._waiting: list[_Waiting] = []
         self._pools = BlockPools()
         self._closed, self._took = False, 0.0
@@ -100,6 +84,8 @@ class Batcher:
             each.done.set()
         for lane in self._lanes:
             lane.join()
+        for batch in self._batches:
+            batch.cancel(Cancelled())
 
     def join(self, by: int) -> None:
         """So many threads more, or fewer, are about to ask for passes: a pass waits for them a little."""
@@ -124,7 +110,73 @@ class Batcher:
                 raise waiting.error
             return waiting.result
 
-        return BatchedNetwork(self.network, ask, self._pools)
+        def fill(network: LanguageModel, sampler: Sampler, state: SamplerState, record: Record | None) -> bool:
+            if not fits_a_batch(sampler, state):
+                return False
+            self._fill(network, RowFilling(state, ticket, record))
+            return True
+
+        return BatchedNetwork(self.network, ask, fill, self._pools)
+
+    def _fill(self, network: LanguageModel, filling: RowFilling) -> None:
+        """Write the rows of a request together with those of others."""
+        filling.skip(filling.start)
+        while True:
+            with self._changed:
+                if self._closed:
+                    raise Cancelled
+                self.running -= 1  # it asks for no passes meanwhile
+                self._filling += 1
+                self._enter(network, filling)
+            filling.stopped.wait()
+            with self._changed:
+                self.running += 1
+                self._filling -= 1
+            if filling.error is not None:
+                raise filling.error
+            if filling.done:
+                break
+            filling.stopped.clear()
+            while filling.ticket.held():
+                filling.ticket.check()
+                time.sleep(_BEHIND)
+        filling.skip(filling.length)
+
+    def _enter(self, network: LanguageModel, filling: RowFilling) -> None:
+        """Join the batch with the fewest rows: there is one for each lane, and more where there are too many rows."""
+        key, size = (network.attention, network.block_size), len(filling.rows) * filling.length
+        fitting = [b for b in self._batches if b.key == key and b.load + size <= MOST_POSITIONS]
+        lightest = min(fitting, key=lambda batch: batch.load, default=None)
+        if lightest is not None and sum(b.key == key for b in self._batches) >= len(self._lanes):
+            lightest.waiting.append(filling)
+            return
+        batch = RowBatch(network, key, self._count)
+        batch.waiting.append(filling)
+        self._batches.append(batch)
+        self._queue(batch)
+
+    def _queue(self, batch: RowBatch) -> None:
+        """A batch waits for its turn, behind all that waits already."""
+        call = Alone(lambda: self._take_turn(batch), 0)
+        self._waiting.append(_Waiting(Ticket(math.inf), call, batch.network))
+        self._changed.notify_all()
+
+    def _take_turn(self, batch: RowBatch) -> None:
+        """One step of a batch."""
+        try:
+            batch.step()
+        except Exception as error:
+            batch.cancel(error)
+        with self._changed:
+            if not (batch.fillings or batch.waiting):
+                self._batches.remove(batch)
+            elif not self._closed:
+                self._queue(batch)
+
+    def _count(self, rows: int) -> None:
+        with self._changed:
+            self.passes += 1
+            self.rows += rows
 
     def _work(self) -> None:
         threads = 0
@@ -132,7 +184,9 @@ class Batcher:
             self._ready.set()
             while calls := self._next():
                 # This thread's own number, so that lanes do not share cores, and a single request has all of them.
-                if threads != (threads := self._cores if self.running < 2 else self._cores // len(self._lanes)):
+                if threads != (
+                    threads := self._cores if self.running + self._filling < 2 else self._cores // len(self._lanes)
+                ):
                     torch.set_num_threads(threads)
                 start = time.monotonic()
                 self._answer(calls)
@@ -197,7 +251,5 @@ class Batcher:
 
     def _computed(self, network: LanguageModel, calls: list[NetworkCall]) -> list[Any]:
         if rows := sum(call.rows for call in calls):
-            with self._changed:
-                self.passes += 1
-                self.rows += rows
+            self._count(rows)
         return list(calls[0].compute(network, calls))

@@ -12,12 +12,12 @@ from torch import Tensor
 from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import StepEvent
 from adlm.samplers.stopping import StopRule, added_text, cut_at
-from adlm.serve.batcher import Ticket
 from adlm.serve.chat import ChatPrompt, Message
 from adlm.serve.constraint_requests import ConstrainedPrompt
 from adlm.serve.limits import ServerLimits, check_given, most_tokens
 from adlm.serve.logprobs import Logprobs, from_token
 from adlm.serve.requests import CompletionRequest
+from adlm.serve.ticket import Ticket
 from adlm.text_model import TextModel
 from adlm.text_rows import TextRow
 

@@ -13,9 +13,10 @@ import torch
 
 from adlm.memory import release_freed_memory
 from adlm.models.language_model import LanguageModel
-from adlm.serve.batcher import Batcher, Cancelled, Ticket, TimedOut
+from adlm.serve.batcher import Batcher
 from adlm.serve.fair_queue import FairQueue
 from adlm.serve.limits import RequestRefused, ServerLimits
+from adlm.serve.ticket import Cancelled, Ticket, TimedOut
 from adlm.text_model import TextModel
 
 T = TypeVar("T")

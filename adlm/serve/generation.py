@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from adlm.errors import ConfigError, OutOfRange
-from adlm.pieces import Pieces, anchor_rule, anchors_by
+from adlm.pieces import Pieces, anchor_rule, anchors_in
 from adlm.samplers.blocks import block_layout
 from adlm.samplers.canvas import Canvas
 from adlm.samplers.filters import Sites
@@ -16,10 +15,10 @@ from adlm.samplers.patterns import pattern_time
 from adlm.samplers.recording import BlankPredictions, RecordingNetwork
 from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import Prediction, StepEvent
-from adlm.serve.batcher import Ticket
 from adlm.serve.constraint_requests import wordings
 from adlm.serve.limits import ServerLimits, check_given, most_tokens
 from adlm.serve.requests import GenerateRequest
+from adlm.serve.ticket import Ticket
 from adlm.text_model import TextModel
 from adlm.text_rows import TextRow
 
@@ -157,8 +156,7 @@ class GenerationJob:
         every token."""
         if self.model.network.stages < 2:
             return []
-        valid = torch.tensor([[token != self.mask_id and token not in self.special for token in row]])
-        found: list[int] = anchors_by(self.rule, torch.tensor([row]), valid)[0, : self.length].nonzero()[:, 0].tolist()
+        found = [i for i in anchors_in(self.rule, row, self.special | {self.mask_id}) if i < self.length]
         if self.predictions is None:
             return found
         return [i for i in found if self.predictions.foreseen(i) == self.text(row[i])]

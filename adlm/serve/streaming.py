@@ -12,11 +12,11 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from adlm.errors import AdlmError
-from adlm.serve.batcher import Cancelled
 from adlm.serve.engine import Job
 from adlm.serve.guard import Receive, Scope, Send
 from adlm.serve.limits import RequestRefused
 from adlm.serve.requests import FIELDS
+from adlm.serve.ticket import Cancelled
 
 T = TypeVar("T")
 _LOOK = 0.2  # seconds between two looks whether anyone is still there
@@ -84,8 +84,15 @@ class Stream:
         self._queue: asyncio.Queue[dict[str, Any] | Job[Any]] = asyncio.Queue()
         self.jobs: Sequence[Job[Any]] = ()
 
+    def full(self) -> bool:
+        """Whether the reader is so far behind that no more should be written."""
+        return self._queue.qsize() >= _UNREAD // 2
+
     def tell(self, event: dict[str, Any]) -> None:
-        """From the thread of a job, which waits for a reader who is slow, as long as it may."""
+        """From the thread of a job, which waits for a reader who is slow, as long as it may.
+
+        What is written together with other texts pauses before that, see `full`.
+        """
         while self._queue.qsize() >= _UNREAD:
             for job in self.jobs:
                 job.ticket.check()
@@ -101,6 +108,7 @@ class Stream:
     def follow(self, jobs: Sequence[Job[Any]]) -> None:
         self.jobs = jobs
         for job in jobs:
+            job.ticket.held = self.full
             job.future.add_done_callback(lambda _, job=job: self._end(job))  # type: ignore[misc]
 
     def _end(self, job: Job[Any]) -> None:

@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 from adlm.samplers.block_reader import BlockReader
 from adlm.serve.app import make_app
 from adlm.serve.batched_network import BatchedNetwork
-from adlm.serve.batcher import Cancelled
 from adlm.serve.block_pool import BlockPools
 from adlm.serve.engine import Engine
 from adlm.serve.logprobs import Logprobs
+from adlm.serve.ticket import Cancelled
 from adlm.text_model import TextModel
 from tests.serve.conftest import HERE, tiny
 
@@ -144,7 +144,7 @@ def test_rows_of_a_pool_are_free_again_when_their_cache_is_gone():
 
 def test_a_batched_network_reads_whole_blocks_like_its_network(models):
     network = models["blocks"].network
-    shared = BatchedNetwork(network, lambda own, call: call.compute(own, [call])[0], BlockPools())
+    shared = BatchedNetwork(network, lambda own, call: call.compute(own, [call])[0], lambda *_: False, BlockPools())
     tokens = torch.randint(0, 200, (2, 12))
     own = network.read_block(tokens, [4, 8], network.finished_blocks(2, 12))
     found = shared.read_block(tokens, [4, 8], shared.finished_blocks(2, 12))

@@ -12,9 +12,10 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStageConfig
-from adlm.serve.batcher import Batcher, Cancelled, Ticket
+from adlm.serve.batcher import Batcher
 from adlm.serve.engine import Engine
 from adlm.serve.limits import RequestRefused, ServerLimits
+from adlm.serve.ticket import Cancelled, Ticket
 from adlm.text_model import TextModel
 from tests.serve.conftest import tiny
 

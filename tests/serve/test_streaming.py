@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from adlm.serve.batcher import Cancelled, Ticket
 from adlm.serve.engine import Job
 from adlm.serve.limits import RequestRefused
 from adlm.serve.streaming import _SPARE, _UNREAD, Events, Stream, results
+from adlm.serve.ticket import Cancelled, Ticket
 
 
 def test_who_is_gone_is_no_failure_of_the_server_and_the_work_is_given_up():
