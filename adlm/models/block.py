@@ -16,7 +16,19 @@ from adlm.models.adapter import Adapter
 from adlm.models.block_cache import SlotMemory
 from adlm.models.cache import BlockCache
 from adlm.models.derived import Deriving
-from adlm.models.layers import CleanSites, Layout, ShortConvolution, attend, gelu, linear, queries_keys_values, rotate
+from adlm.models.hand_gradients import by_hand
+from adlm.models.hand_second_half import SecondHalf
+from adlm.models.layers import (
+    CleanSites,
+    Layout,
+    ShortConvolution,
+    attend,
+    gelu,
+    linear,
+    paired_queries_keys_values,
+    queries_keys_values,
+    rotate,
+)
 
 if TYPE_CHECKING:
     from adlm.models.stack import StackConfig
@@ -144,6 +156,11 @@ class Block(Deriving):
         return self._after_attention(x if outputs is None else outputs.select(x), mixed, w)
 
     def _after_attention(self, x: Tensor, mixed: Tensor, w: _Folded) -> Tensor:
+        if by_hand(x) and self._plain_second_half():
+            up = self.up.weight if w.up is None else w.up
+            weights = (w.out, w.out_bias, w.gain_2, w.shift_2, up, self.up.bias, w.down, w.down_bias)
+            result: Tensor = SecondHalf.apply(x, mixed, *weights, self.norm_2.eps)
+            return result
         adapted = "" if w.up is None else "adapted "
         h = x + self._drop(self._product(f"{adapted}out", mixed, w.out, w.out_bias))
         read = self.norm_2.scaled(x if self.parallel else h, w.gain_2, w.shift_2)
@@ -186,6 +203,11 @@ class Block(Deriving):
             _, k, v = heads[1]
         read = attend(heads[1][0], k, v, causal=hidden is None, hidden=hidden).transpose(1, 2).flatten(2)
         return torch.cat([noisy, self._after_attention(clean, read, w)], 1)
+
+    def _plain_second_half(self) -> bool:
+        """Whether what follows attention is what `SecondHalf` computes."""
+        usual = self.mlp == "gelu" and not self.parallel and not self.norm_2.rms and isinstance(self.up, nn.Linear)
+        return usual and not (self.dropout and self.training) and not torch.is_autocast_enabled("cpu")
 
     def _changed(self, w: _Folded) -> _Folded:
         """The weights with the adapters added."""
@@ -302,9 +324,13 @@ class Block(Deriving):
         self, h: Tensor, layout: Layout, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, D] -> [B, heads, L, D/H] each, queries and keys as attention compares them."""
+        counts = (self.heads, self.key_heads, self.key_heads)
+        simple = self.query_norm is None and 2 * layout.cos.shape[-1] == self.head_width
+        if simple and by_hand(h) and isinstance(self.qkv, nn.Linear):
+            weight = self.qkv.weight if weight is None else weight
+            return paired_queries_keys_values(h, weight, self.qkv.bias, layout, counts, normalise=self.query_key_norm)
         products = self._mapped("qkv", self.qkv, h, weight)
-        if self.query_norm is None and 2 * layout.cos.shape[-1] == self.head_width:
-            counts = (self.heads, self.key_heads, self.key_heads)
+        if simple:
             products = products.unflatten(-1, (-1, self.head_width))
             return queries_keys_values(products, layout, counts, normalise=self.query_key_norm)
         q, k, v = self._split(products, layout, self.heads)

@@ -107,58 +107,57 @@ def _within(x: Tensor, segments: Tensor | None, here: slice, there: slice) -> Te
 class Heads(torch.autograd.Function):
     """Queries, keys and values [B, H, L, D/H] from their products [B, L, heads of all, D/H] side by side.
 
-    Queries and keys are rotated by their positions, normalized to a root mean square of 1 before if asked for. With
-    y = r x, r = 1 / rms(x), the gradient of x is r (g - y mean(g y)); a rotation changes neither r nor that mean.
+    The two channels of a rotated pair are neighbors here, so that a rotation is one product of complex numbers; scores
+    do not depend on the order of channels. Queries and keys are normalized to a root mean square of 1 if asked for.
+    With y = r x, r = 1 / rms(x), the gradient of x is r (g - y mean(g y)); a rotation changes neither r nor that mean.
 
     Args:
-        cos, sin: [L, 1, D/H/2] or [B, L, 1, D/H/2].
+        turns: cos + i sin of the angles, [L, 1, D/H/2] or [B, L, 1, D/H/2].
         counts: heads of queries, keys and values.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, counts: tuple[int, int, int], normalise: bool
+        ctx: Any, x: Tensor, turns: Tensor, counts: tuple[int, int, int], normalise: bool
     ) -> tuple[Tensor, ...]:
         rows, length, _, width = x.shape
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-        sources = x.split(counts, 2)
-        out = tuple(torch.empty(rows, heads, length, width, dtype=x.dtype) for heads in counts)
-        scales = []
-        for source, target in zip(sources[:2], out[:2], strict=True):
-            _rotate(source, cos, sin, target.transpose(1, 2))
-            if normalise:
-                square = torch.linalg.vector_norm(target, dim=-1, keepdim=True, dtype=_wide(x)).square_()
-                scale = square.div_(width).add_(torch.finfo(x.dtype).eps).rsqrt_().to(x.dtype)
-                target.mul_(scale)
-                scales.append(scale)
-        out[2].transpose(1, 2).copy_(sources[2])
-        ctx.counts, ctx.normalise = counts, normalise
-        ctx.save_for_backward(cos, sin, *(out[:2] if normalise else ()), *scales)
+        turning = counts[0] + counts[1]
+        wide = x[:, :, :turning].to(_wide(x))
+        turns = turns.to(torch.complex128 if wide.dtype == torch.float64 else torch.complex64)
+        if turns.dim() == 3:  # a long inner loop
+            turns = turns.expand(-1, turning, -1).contiguous()
+        turned = torch.view_as_real(_pairs(wide) * turns).flatten(-2)
+        scale = None
+        if normalise:
+            square = torch.linalg.vector_norm(turned, dim=-1, keepdim=True).square_()
+            scale = square.div_(width).add_(torch.finfo(x.dtype).eps).rsqrt_()
+            turned.mul_(scale)
+        out = tuple(x.new_empty(rows, heads, length, width) for heads in counts)
+        for target, source in zip(out, (*turned.split(counts[:2], 2), x[:, :, turning:]), strict=True):
+            target.transpose(1, 2).copy_(source)
+        ctx.counts = counts
+        ctx.save_for_backward(turns, turned if normalise else None, scale)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin, *kept = ctx.saved_tensors
+        turns, y, scale = ctx.saved_tensors
         rows, _, length, width = grads[0].shape
-        grad_x = torch.empty(rows, length, sum(ctx.counts), width, dtype=grads[0].dtype)
-        parts = grad_x.split(ctx.counts, 2)
-        for i, grad in enumerate(grads[:2]):
-            if ctx.normalise:
-                y, scale = kept[i], kept[2 + i]
-                along = (grad * y).mean(-1, keepdim=True, dtype=_wide(y)).to(y.dtype)
-                grad = torch.addcmul(grad, y, along, value=-1).mul_(scale)
-            _rotate(grad.transpose(1, 2), cos, -sin, parts[i])
-        parts[2].copy_(grads[2].transpose(1, 2))
-        return grad_x, None, None, None, None
+        grad_x = grads[0].new_empty(rows, length, sum(ctx.counts), width, dtype=_wide(grads[0]))
+        for target, grad in zip(grad_x.split(ctx.counts, 2), grads, strict=True):
+            target.copy_(grad.transpose(1, 2))
+        turned = before = grad_x[:, :, : sum(ctx.counts[:2])]
+        if scale is not None:
+            along = (turned * y).sum(-1, keepdim=True).div_(-width)
+            turned = torch.addcmul(turned, y, along).mul_(scale)
+        torch.mul(_pairs(turned), turns.conj(), out=_pairs(before))
+        return grad_x.to(grads[0].dtype), None, None, None
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """The pairs (x_i, x_{i + half}) of x [B, L, H, D/H], rotated by their angles, into `out`."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
+def _pairs(x: Tensor) -> Tensor:
+    """x [..., D/H] as complex numbers [..., D/H/2], in the same memory."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
 
 class Attention(torch.autograd.Function):

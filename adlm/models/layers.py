@@ -125,16 +125,29 @@ def queries_keys_values(
         counts: heads of queries, keys and values.
         normalise: queries and keys, before they are rotated.
     """
-    if by_hand(x):
-        heads: tuple[Tensor, Tensor, Tensor] = Heads.apply(
-            x, layout.cos.squeeze(-2), layout.sin.squeeze(-2), counts, normalise
-        )
-        return heads
     both, v = x.split([counts[0] + counts[1], counts[2]], 2)
     if normalise:
         both = F.rms_norm(both, both.shape[-1:])
     q, k = rotate(both, layout.cos.squeeze(-2), layout.sin.squeeze(-2)).split(counts[:2], 2)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def paired_queries_keys_values(
+    x: Tensor, weight: Tensor, bias: Tensor | None, layout: Layout, counts: tuple[int, int, int], *, normalise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`queries_keys_values` of x W^T + b, by hand. q and k have their channels in another order, the same for both."""
+    width = 2 * layout.cos.shape[-1]
+    turning = (counts[0] + counts[1]) * width
+
+    def paired(rows: Tensor) -> Tensor:
+        """Rows of the map, those of each rotated pair next to each other instead of half a head apart."""
+        turned = rows[:turning].unflatten(0, (-1, 2, width // 2)).transpose(1, 2).flatten(0, 2)
+        return torch.cat([turned, rows[turning:]])
+
+    products = F.linear(x, paired(weight), None if bias is None else paired(bias)).unflatten(-1, (-1, width))
+    turns = torch.complex(layout.cos, layout.sin).squeeze(-2)
+    heads: tuple[Tensor, Tensor, Tensor] = Heads.apply(products, turns, counts, normalise)
+    return heads
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, hidden: Tensor | None) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import adlm.models.hand_gradients as module
-from adlm.models import layers
-from adlm.models.layers import Layout, ShortConvolution, attend, queries_keys_values
+from adlm.models import block, hand_second_half, layers
+from adlm.models.layers import Layout, ShortConvolution, attend, paired_queries_keys_values, queries_keys_values
 from adlm.models.stack import StackConfig
 
 ROWS, LENGTH, HEADS, WIDTH = 3, 7, 2, 6
@@ -31,6 +31,7 @@ def both_ways(monkeypatch):
             with monkeypatch.context() as patch:
                 if not hand:
                     patch.setattr(layers, "by_hand", lambda x: False)
+                    patch.setattr(block, "by_hand", lambda x: False)
                     patch.setattr(layers, "short_rows", lambda q, k: False)
                 outputs = function(*inputs)
                 outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -64,11 +65,17 @@ def test_queries_keys_and_values(both_ways, rows, normalise, counts):
     angles = drawn(*rows, LENGTH, 1, 1, WIDTH // 2, seed=1).detach()
     layout = Layout(angles.cos(), angles.sin(), None, None)
 
-    def function(x):
-        return queries_keys_values(x, layout, counts, normalise=normalise)
-
-    for hand, plain in both_ways(function, drawn(ROWS, LENGTH, sum(counts), WIDTH)):
-        torch.testing.assert_close(hand, plain)
+    inputs = drawn(ROWS, LENGTH, 5), drawn(sum(counts) * WIDTH, 5, seed=2), drawn(sum(counts) * WIDTH, seed=3)
+    hand = paired_queries_keys_values(*inputs, layout, counts, normalise=normalise)
+    products = F.linear(*inputs).unflatten(-1, (-1, WIDTH))
+    plain = queries_keys_values(products, layout, counts, normalise=normalise)
+    order = torch.arange(WIDTH).view(2, -1).T.flatten()  # of channels: pairs side by side
+    plain = (plain[0][..., order], plain[1][..., order], plain[2])
+    slopes = [torch.arange(y.numel(), dtype=y.dtype).view(y.shape).cos() for y in plain]
+    for found, expected in zip(hand, plain, strict=True):
+        torch.testing.assert_close(found, expected)
+    for found, expected in zip(*(torch.autograd.grad(y, inputs, slopes) for y in (hand, plain)), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +111,41 @@ def test_under_autocast_attention_is_as_near_as_the_library_to_float64():
     ours.sum().backward()
     assert q.grad is not None
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+@pytest.mark.parametrize("biases", ["none", "mlp", "all"])
+@pytest.mark.parametrize("condition", [0, 4])
+def test_what_follows_attention(both_ways, monkeypatch, count, biases, condition):
+    monkeypatch.setattr(hand_second_half, "_SLICE", 100)
+    torch.manual_seed(0)
+    made = StackConfig(12, 2, 1, biases=biases, condition=condition).build().double().blocks[0]
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    given = None if not condition else drawn(1, condition, seed=2).detach()
+    assert made._plain_second_half()
+
+    def function(x, mixed, *_):
+        return made._after_attention(x, mixed, made._folded(given))
+
+    trained = [parameter for name, parameter in made.named_parameters() if "qkv" not in name and "norm_1" not in name]
+    for hand, plain in both_ways(function, drawn(count, 12), drawn(count, 12, seed=1), *trained):
+        torch.testing.assert_close(hand, plain)
+
+
+def test_what_follows_attention_trains_adapters_alone(both_ways):
+    torch.manual_seed(0)
+    made = StackConfig(12, 2, 1, attention="block", adapter_rank=2).build().double().blocks[0]
+    for name, parameter in made.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+        parameter.requires_grad_("adapters" in name)
+    trained = [parameter for name, parameter in made.named_parameters() if "adapters" in name and "qkv" not in name]
+
+    def function(x, mixed, *_):
+        return made._after_attention(x, mixed, made._changed(made._folded(None)))
+
+    for hand, plain in both_ways(function, drawn(5, 12), drawn(5, 12, seed=1), *trained):
+        torch.testing.assert_close(hand, plain)
 
 
 @pytest.mark.parametrize("attention", ["full", "causal"])
