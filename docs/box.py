@@ -41,7 +41,7 @@ def main() -> None:
     figures: dict[str, Estimate | float] = {}
     held_out = {"TinyStories, test": (options.stories, "text"), "samples of the source": (own, "response")}
     for name, (path, field) in held_out.items():
-        figures[f"{name}: the source"] = nats(source, path, field, options.rows, None)
+        figures[f"{name}: the source"] = nats(source, path, field, options.rows, 1 if source.block_sizes else None)
         for size in sorted(set(model.block_sizes), key=lambda size: (size == 0, size)):
             figures[f"{name}: {reading_name(size)}"] = nats(model, path, field, options.rows, size)
             print(name, reading_name(size), figures[f"{name}: {reading_name(size)}"], flush=True)
