@@ -25,7 +25,7 @@ from typing import Any
 
 
 class AdlmError(Exception):
-    """Something a user can put right.
+    """An error that a user can correct.
 
     Args:
         asked: what was asked for; the whole message if there is nothing to add.

@@ -1,4 +1,4 @@
-"""Makes docs/unmasking.svg, a moving picture of a model writing: a token is grey as soon as the anchor stage expects it
+"""Makes docs/unmasking.svg, a moving picture of a model writing: a token is gray as soon as the anchor stage expects it
 and colored once it is written.
 
 python docs/picture.py [MODEL] [--seed N] [--out FILE]

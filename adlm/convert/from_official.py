@@ -90,7 +90,7 @@ def _converted(contents: Contents, options: Options, asked: str) -> Converted:
     if kind == "SEDD":
         report.append(
             "its outputs are log-ratios up to log(V - 1) + log(e^sigma - 1), as in --estimator score-entropy; "
-            "samplers and other estimators normalise them"
+            "samplers and other estimators normalize them"
         )
     depth = " + ".join(map(str, layers.values()))
     parameters = sum(parameter.numel() for parameter in model.parameters())

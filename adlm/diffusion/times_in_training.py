@@ -1,4 +1,4 @@
-"""Laws of noise levels that favour the middle: masked models learn most where neither little nor much is masked.
+"""Noise levels that favor the middle: masked models learn most where neither little nor much is masked.
 
 They are for training: validation and scores take uniform levels whatever a run was trained with.
 """
@@ -24,7 +24,7 @@ class ShapedTimes(Times, ABC):
 
     Args:
         times: the uniform levels.
-        weighting: what a masked token weighs. time: as in the bound, 1 / t, so that the loss favours these levels.
+        weighting: what a masked token weighs. time: as in the bound, 1 / t, so that the loss favors these levels.
             none: the same at every level. bound: 1 / (t p(t)), so that the loss is still the bound in expectation, and
             only its variance changes.
     """
@@ -36,7 +36,7 @@ class ShapedTimes(Times, ABC):
         if self.weighting not in get_args(Weighting):
             raise OutOfRange("weighting", self.weighting, " or ".join(get_args(Weighting)))
         if not self.times.uniform:
-            raise ConfigError("a law of levels is made from uniform times", subject="times")
+            raise ConfigError("a distribution of levels is made from uniform times", subject="times")
 
     @property
     def uniform(self) -> bool:
@@ -71,13 +71,13 @@ class ShapedTimes(Times, ABC):
 
 @dataclass(frozen=True)
 class Bell(ShapedTimes):
-    """Levels from a normal law around `center`, cut to [0, 1) (arXiv 2605.13026).
+    """Levels from a normal distribution around `center`, cut to [0, 1) (arXiv 2605.13026).
 
     The paper drops the weight 1 / t as well, which is the default here, and stratifies the levels. Shape and width are
     ours.
 
     Args:
-        width: standard deviation of the normal law.
+        width: standard deviation of the normal distribution.
     """
 
     center: float = 0.5
@@ -93,7 +93,7 @@ class Bell(ShapedTimes):
 
     @property
     def _ends(self) -> tuple[float, float]:
-        """The normal law below 0 and below 1."""
+        """The normal distribution function at 0 and at 1."""
         low, high = ((end - self.center) / self.width / math.sqrt(2) for end in (0, 1))
         return (1 + math.erf(low)) / 2, (1 + math.erf(high)) / 2
 

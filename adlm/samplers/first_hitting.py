@@ -12,7 +12,7 @@ from adlm.samplers.state import SamplerState
 
 @dataclass(frozen=True)
 class FirstHitting(Unmasking):
-    """The law of ancestral sampling with infinitely many steps, in as many network calls as there are blanks.
+    """The distribution of ancestral sampling with infinitely many steps, in as many network calls as there are blanks.
 
     Going back from time 1, each blank is hit at a time of its own, at which the masked fraction 1 - alpha is a uniform
     part of what it was at time 1. So the blanks of a row come in the order of uniform numbers.

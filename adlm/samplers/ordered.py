@@ -1,4 +1,4 @@
-"""The surest tokens first: by confidence, margin or entropy, as many per step as a pace says."""
+"""The most certain tokens first: by confidence, margin or entropy, as many per step as a pace says."""
 
 from dataclasses import dataclass, field
 

@@ -84,7 +84,7 @@ class Margin(PredictedOrder):
 
 @dataclass(frozen=True)
 class LeastEntropy(PredictedOrder):
-    """The surest distribution first (Dream arXiv 2508.15487)."""
+    """The most certain distribution first (Dream arXiv 2508.15487)."""
 
     def score(self, prediction: Prediction) -> Tensor:
         return -entropy(prediction.raw)

@@ -24,7 +24,7 @@ def remdm_rescale(*, steps: int = 256, eta: float = Rescale.eta, **common: Any) 
 
 
 def remdm_conf(*, steps: int = 256, **common: Any) -> Remasking:
-    """Samples as ancestral, remasking the tokens that the model was least sure of."""
+    """Samples as ancestral, remasking the tokens that the model was least certain of."""
     return Remasking(rule=ByConfidence(), steps=steps, **common)
 
 
@@ -59,7 +59,7 @@ def confidence(
     gamma: float | None = None,
     **common: Any,
 ) -> Ordered:
-    """Writes first where the model is surest of the token it drew (MaskGIT, LLaDA)."""
+    """Writes the drawn tokens first that the model is most certain of (MaskGIT, LLaDA)."""
     pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
     return Ordered(order=Confidence(), pace=pace, **common)
 
@@ -72,7 +72,7 @@ def margin(
     gamma: float | None = None,
     **common: Any,
 ) -> Ordered:
-    """Writes first where the likeliest token leads the second by most."""
+    """Writes first where the most likely token is furthest ahead of the second."""
     pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
     return Ordered(order=Margin(), pace=pace, **common)
 
@@ -86,12 +86,12 @@ def entropy(
 
 
 def entropy_bounded(*, gamma: float = EntropyBound.gamma, **common: Any) -> Ordered:
-    """Writes as many sure tokens per step as `gamma` nats of joint uncertainty allow (EB-Sampler)."""
+    """Writes as many tokens per step as `gamma` nats of joint uncertainty allow (EB-Sampler)."""
     return Ordered(order=LeastEntropy(), pace=EntropyBound(gamma), **common)
 
 
 def threshold(*, threshold: float = Above.score, **common: Any) -> Ordered:
-    """Writes in each step all tokens that are surer than a threshold (Fast-dLLM)."""
+    """Writes in each step all tokens whose probability is above a threshold (Fast-dLLM)."""
     return Ordered(order=Confidence(), pace=Above(threshold), **common)
 
 
@@ -108,7 +108,7 @@ def anchor_first(
     gamma: float | None = None,
     **common: Any,
 ) -> Ordered:
-    """Writes first where the anchor stage is surest."""
+    """Writes first where the anchor stage is most certain."""
     pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
     return Ordered(order=AnchorConfidence(), pace=pace, **common)
 
