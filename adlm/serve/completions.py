@@ -27,6 +27,8 @@ Prompt = str | list[Message]
 
 
 class CompletedText(NamedTuple):
+    """A finished text, with its number of tokens."""
+
     text: str
     finish: str  # "stop" or "length"
     tokens: int
@@ -200,6 +202,7 @@ class TextWire:
 
 
 def usage(parts: Sequence[tuple[Completion, Sequence[CompletedText]]]) -> dict[str, int]:
+    """The numbers of tokens read and written, over all choices."""
     read = sum(part.prompt_tokens for part, _ in parts)
     written = sum(choice.tokens for _, found in parts for choice in found)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

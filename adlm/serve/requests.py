@@ -120,22 +120,30 @@ class InfillRequest(Sampling):
 
 
 class ScoreRequest(StrictModel):
+    """A text to score."""
+
     text: Text
     model: Name | None = None
     seed: Seed = 0
 
 
 class TokenizeRequest(StrictModel):
+    """A text whose tokens are wanted."""
+
     text: Text
     model: Name | None = None
 
 
 class DetokenizeRequest(StrictModel):
+    """Token ids whose text is wanted."""
+
     tokens: Annotated[list[TokenId], Field(max_length=100_000, fail_fast=True)]
     model: Name | None = None
 
 
 class StreamOptions(StrictModel):
+    """OpenAI's options of a stream."""
+
     include_usage: bool = False
     include_obfuscation: bool = False
 

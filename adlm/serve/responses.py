@@ -1,4 +1,4 @@
-"""What is answered, for the description of the API."""
+"""The answers of the API, for its OpenAPI description."""
 
 from typing import Any
 
@@ -7,6 +7,8 @@ from typing_extensions import TypedDict
 
 
 class ErrorDetail(BaseModel):
+    """What went wrong, in the fields that OpenAI's clients read."""
+
     message: str
     type: str
     param: str | None
@@ -14,6 +16,8 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
+    """The body of an answer with an error."""
+
     error: ErrorDetail
 
 
@@ -33,10 +37,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class Health(TypedDict):
+    """The state of the server."""
+
     status: str
 
 
 class ModelEntry(TypedDict):
+    """A served model, and what it can do."""
+
     id: str
     object: str
     created: int
@@ -52,21 +60,29 @@ class ModelEntry(TypedDict):
 
 
 class ModelList(TypedDict):
+    """All served models."""
+
     object: str
     data: list[ModelEntry]
 
 
 class SamplerEntry(TypedDict):
+    """A sampler, and its options with their defaults and bounds."""
+
     name: str
     about: str
     options: dict[str, dict[str, float]]
 
 
 class Filled(TypedDict):
+    """Texts with their holes filled."""
+
     texts: list[str]
 
 
 class ScoreResponse(TypedDict):
+    """-log p of a text in nats, with its standard error, and the surprise of each token."""
+
     nats: float | None
     error: float | None
     tokens: list[str]
@@ -74,11 +90,15 @@ class ScoreResponse(TypedDict):
 
 
 class Decided(TypedDict):
+    """A decision for each slot of a text, with probabilities."""
+
     model: str
     decisions: list[dict[str, Any]]
 
 
 class Tokenized(TypedDict):
+    """The tokens of a text, and the words that the model does not know."""
+
     tokens: list[int]
     pieces: list[str]
     count: int
@@ -86,10 +106,14 @@ class Tokenized(TypedDict):
 
 
 class Detokenized(TypedDict):
+    """The text of token ids."""
+
     text: str
 
 
 class CompletionChoice(TypedDict):
+    """One of the texts of a completion."""
+
     text: str
     index: int
     logprobs: dict[str, Any] | None
@@ -97,12 +121,16 @@ class CompletionChoice(TypedDict):
 
 
 class Usage(TypedDict):
+    """Numbers of tokens read and written."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
 class Completed(TypedDict):
+    """A completion, as OpenAI's clients expect."""
+
     id: str
     object: str
     created: int
@@ -112,12 +140,16 @@ class Completed(TypedDict):
 
 
 class ChatMessage(TypedDict):
+    """A message of the model in a chat."""
+
     role: str
     content: str
     refusal: None
 
 
 class ChatChoice(TypedDict):
+    """One of the answers in a chat."""
+
     index: int
     message: ChatMessage
     logprobs: dict[str, Any] | None
@@ -125,6 +157,8 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompleted(TypedDict):
+    """The answer to a chat, as OpenAI's clients expect."""
+
     id: str
     object: str
     created: int

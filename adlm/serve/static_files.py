@@ -15,12 +15,14 @@ _KINDS = {
 
 
 class Page(NamedTuple):
+    """The bytes of a static file, and its content type."""
+
     content: bytes
     kind: str
 
 
 def pages() -> dict[str, Page]:
-    """By name."""
+    """The static files of the pages, by name."""
     found = sorted(files("adlm.serve").joinpath("static").iterdir(), key=lambda file: file.name)
     read: dict[str, Page] = {}
     for file in found:
