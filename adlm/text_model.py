@@ -134,14 +134,13 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         given = canonical(options)
         if sampler is None and not names_one(given):
             own = dict(self.config.sampling)
-            sampler = own.pop("sampler", None)
+            name: str | None = own.pop("sampler", None)
             given = canonical(own) | given
-            left_to_right = sampler is not None and "block_size" not in named_sampler(sampler).options
-            if "block_size" in given and left_to_right and self.network.reads_blocks:
-                if given["block_size"] == 1:
-                    del given["block_size"]
-                else:
-                    sampler = "confidence"
+            if self.network.reads_blocks and name is not None and "block_size" not in named_sampler(name).options:
+                size = given.pop("block_size", None)
+                if size not in (None, 1):
+                    name, given["block_size"] = "confidence", size
+            sampler = name
         if "block_size" in given and not self.network.reads_blocks:
             given.setdefault("window", self.config.packing.length)
         return sampler_for(self.network, sampler, given)

@@ -62,14 +62,17 @@ class BlockPools:
             if pool is None:
                 pool = BlockPool(max(rows, _ROWS), room)
                 self._pools.append(pool)
-            numbers, pool.free = pool.free[:rows], pool.free[rows:]
+            numbers = sorted(pool.free)[:rows]
+            for number in numbers:
+                pool.free.remove(number)
         found = PooledBlocks(pool, numbers, room)
         weakref.finalize(found, self._release, pool, numbers)
         return found
 
     def _release(self, pool: BlockPool, numbers: list[int]) -> None:
-        # A finalizer may run while this thread holds the lock, so it takes none: both operations are atomic.
-        pool.free = sorted([*pool.free, *numbers])
+        # A finalizer may run while this thread holds the lock, so it takes none. To extend a list in place is atomic;
+        # another list in its place could undo what a thread takes at the same time.
+        pool.free.extend(numbers)
         if len(pool.free) == pool.cache.num_rows and pool in self._pools:
             self._pools.remove(pool)
 

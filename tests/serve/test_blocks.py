@@ -2,6 +2,8 @@
 
 import gc
 import json
+import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -139,6 +141,31 @@ def test_rows_of_a_pool_are_free_again_when_their_cache_is_gone():
     assert pools.rows(3, 40).numbers == numbers
     del second
     gc.collect()
+    assert not pools._pools
+
+
+def test_threads_that_take_and_leave_rows_at_the_same_time_lose_none_and_share_none():
+    pools, taken, shared, before = BlockPools(), set(), [], sys.getswitchinterval()
+
+    def use() -> None:
+        for _ in range(2000):
+            found = pools.rows(2, 40)
+            mine = {(id(found.pool), number) for number in found.numbers}
+            shared.extend(mine & taken)
+            taken.update(mine)
+            taken.difference_update(mine)
+            del found
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not shared
     assert not pools._pools
 
 
