@@ -1,11 +1,13 @@
 """Tokens as they are shown: characters of several tokens are put together."""
 
 import pytest
+import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from adlm.anchors import EveryToken, RareInSequence
 from adlm.data.tokenizer import END, train_bpe, with_roles
-from adlm.pieces import Pieces, joined
+from adlm.pieces import Pieces, anchors_by, anchors_in, joined
 
 BYTES = train_bpe(["the cat sat."], 262)
 TEXTS = ["the café was open — or not", "שלום 🦊🦊", "naïve ☃"]
@@ -36,3 +38,12 @@ def test_bytes_of_sentencepiece_are_joined_too():
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     pieces = Pieces(with_roles(backend))
     assert joined([pieces[1], pieces[2], pieces[3]]) == ["a", "é", ""]
+
+
+@pytest.mark.parametrize("rule", [RareInSequence(1), RareInSequence(2), EveryToken()])
+def test_anchors_of_one_row_are_those_of_a_batch(rule):
+    row, ignored = [5, 3, 5, 9, 3, 5, 0, 9, 0, 4], {0, 9}
+    tokens = torch.tensor([row])
+    expected = anchors_by(rule, tokens, ~torch.isin(tokens, torch.tensor([*ignored])))[0].nonzero()[:, 0].tolist()
+    assert anchors_in(rule, row, ignored) == expected
+    assert expected

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from adlm.randomness import _GOLDEN, Noise, _mix, _signed, bits_at, stream, uniform_at
+from adlm.randomness import _GOLDEN, Noise, _mix, _signed, bits_at, bits_of, stream, uniform_at
 
 
 def test_a_row_is_the_same_in_any_batch():
@@ -53,3 +53,10 @@ def test_uniform_numbers_are_uniform_and_uncorrelated():
 def test_forks_differ_and_are_the_same_every_time():
     assert Noise(0).fork("a") == Noise(0).fork("a")
     assert len({Noise(0).fork("a"), Noise(0).fork("b"), Noise(0).fork("a", 1), Noise(1).fork("a"), Noise(0)}) == 5
+
+
+def test_one_number_by_python_s_integers_is_that_of_the_arrays():
+    for seed in (0, 7, 2**64 - 1):
+        expected = Noise(seed).bits(torch.tensor([0, 3, 2**40]), 5).tolist()
+        for sample_id, row in zip((0, 3, 2**40), expected, strict=True):
+            assert [bits_of(seed, sample_id, i) % 2**64 for i in range(5)] == [value % 2**64 for value in row]

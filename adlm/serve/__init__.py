@@ -2,7 +2,8 @@
 
 A request is an ordinary call of `TextModel` in a thread of its own, with a network whose passes are computed together
 with those of other requests (`BatchedNetwork`). So samplers stay what they are, and a new request joins at the next
-pass.
+pass. Texts that are written from left to right go further: they are rows of one batch, whose steps one thread takes
+(`RowBatch`).
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
 """What does a sampler cost beside its network? Milliseconds of its own work per row and pass, before and after.
 
     python -m benchmarks.sampling.overhead [MODEL] [--rounds 5] [--against CHECKOUT]
+        [--only CASE ...] [--batches 1 16]
 
 A sample's own work is its processor time less that spent in the network, the least of some rounds, divided by the rows
 that went through the network. It is measured with the network in between, which leaves nothing of the sampler in the
@@ -120,6 +121,8 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="box")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", type=Path, help="another checkout, the figures before")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="CASE", help="of the cases; by default all")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.work:
@@ -132,8 +135,8 @@ def main() -> None:
         sides = {"ms before": chosen.against.resolve(), **sides}
     processes = {side: Checkout(root, chosen.model) for side, root in sides.items()}
     table = []
-    for case in CASES:
-        for rows in BATCHES:
+    for case in chosen.only or CASES:
+        for rows in chosen.batches:
             found: dict[str, list[float]] = {side: [] for side in sides}
             for _ in range(chosen.rounds):
                 for side, process in processes.items():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adlm.randomness import Noise
 from adlm.samplers import draw as module
-from adlm.samplers.draw import draw, draw_measured, inverse_cdf, race
+from adlm.samplers.draw import _inverse_cdf, draw, draw_measured, inverse_cdf, race
 from tests.samplers.processes import assert_drawn_from
 
 
@@ -119,3 +119,18 @@ def test_gumbel_noise_in_float32_draws_rare_tokens_too_seldom_and_we_do_not():
         token = int(inverse_cdf(logits, torch.tensor([u], dtype=torch.float64)))
         assert token == pytest.approx(max(0.0, (u - (1 - tail)) * n / tail), rel=1e-4, abs=5)
         assert (token > 0) == (u > 1 - tail)
+
+
+def test_few_rows_are_drawn_as_many_are(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    for size in (7, 500):
+        logits = torch.randn(40, size, generator=generator) * 3
+        logits[torch.rand(logits.shape, generator=generator) < 0.5] = -torch.inf
+        logits[:, 3] = 0.0
+        u = torch.rand(40, dtype=torch.float64, generator=generator)
+        tokens, probabilities = _inverse_cdf(logits, u)
+        with monkeypatch.context() as patch:
+            patch.setattr("adlm.samplers.draw.few", lambda x: False)
+            expected, known = _inverse_cdf(logits, u)
+        assert torch.equal(tokens, expected)
+        assert torch.allclose(probabilities, known, atol=1e-6)
