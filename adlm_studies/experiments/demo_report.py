@@ -12,6 +12,7 @@ from adlm_studies.experiments.samples import player_of
 from adlm_studies.experiments.statistics import exponential
 from adlm_studies.experiments.study import StepOutcome
 from adlm_studies.experiments.tables import curves
+from adlm_studies.experiments.training import splits_of
 from adlm_studies.report.sections import Cell, Interval, ReportPage, ReportTable, Section, Texts
 
 TAKE_HOME = "adlm-block"  # the step whose model is worth keeping
@@ -50,13 +51,14 @@ def next_commands(program: str, out: Path, corpus: str, outcomes: Sequence[StepO
         out: the folder of the demo.
     """
     # A model that writes in blocks does not see what follows a hole; the masked one does.
+    held_out = splits_of(open_source(corpus))[1]  # a file is otherwise scored as a whole, with what was trained on
     model, masked = (shlex.quote((out / name).as_posix()) for name in (TAKE_HOME, "adlm"))
     texts = [text for outcome in outcomes if outcome.name == TAKE_HOME for text in outcome.result["texts"]]
     holed = shlex.quote(_holed(next((text for text in texts if len(text.split()) > 2), "")))
     return [
         f"{program} sample {model} --n 3 --seed 1",
         f"{program} infill {masked} {holed} --n 3",
-        f"{program} evaluate perplexity {model} {shlex.quote(corpus)} --block-size 1 --limit 200",
+        f"{program} evaluate perplexity {model} {shlex.quote(corpus)} --split {held_out} --block-size 1 --limit 200",
     ]
 
 
