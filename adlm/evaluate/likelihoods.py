@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from adlm.config import from_json
 from adlm.data.packing import Packing, Padded
 from adlm.data.source import Source
+from adlm.diffusion.blocks import BlockMasking
 from adlm.errors import ConfigError, ModelError
 from adlm.evaluate.documents import TextRows, document_rows, open_held_out, packed_rows, text_facts
 from adlm.evaluate.measurement import Measurement, ModelLike, Progress, check_counts, measuring, opened
@@ -21,7 +22,7 @@ from adlm.evaluate.statistics import paired, ratio
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.bound import clean_objective
 from adlm.objectives.likelihood import AGREEING, draws_of, estimator, exp, row_scorer
-from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.objectives.objective import CrossEntropy, MaskedObjective, Objective
 from adlm.text_model import TextModel
 
 
@@ -197,11 +198,12 @@ def score_items(
 def own_objective(model: TextModel) -> Objective:
     """SEDD and D3PM have bounds of their own; other models the exact likelihood, or the bound of least variance."""
     run = model.config.run or {}
-    if model.network.attention == "block":
-        return clean_objective(model.network)  # in blocks of the size that is asked for, whatever was trained
+    if model.network.attention == "block":  # in blocks of the size that is asked for, whatever was trained
+        return clean_objective(model.network)
     if "objective" in run and not model.network.causal:
         trained = from_json(Objective, run["objective"], where="config.run.objective")  # type: ignore[type-abstract]
-        return trained.for_validation()
+        blocks = isinstance(trained, MaskedObjective) and isinstance(trained.corruption, BlockMasking)
+        return clean_objective(model.network) if blocks else trained.for_validation()
     return clean_objective(model.network)
 
 

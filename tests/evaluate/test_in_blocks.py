@@ -1,15 +1,18 @@
 """Evaluation of models that read blocks: the size is asked for, stored, and decides what is exact."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from adlm import evaluate
 from adlm.cli import main
+from adlm.config import to_json
 from adlm.data.packing import Padded, Wrapped
 from adlm.data.stories import Stories
 from adlm.data.tokenizer import train_words
+from adlm.diffusion.blocks import BlockMasking
 from adlm.errors import ConfigError
 from adlm.evaluate.continuations import Continuation, Scorer
 from adlm.evaluate.result import read_result
@@ -19,6 +22,7 @@ from adlm.models.network import Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.objectives.bound import enumerated_nats
+from adlm.objectives.nelbo import Nelbo
 from adlm.text_model import TextModel
 from adlm.types import Batch
 from tests.errors import raises
@@ -95,6 +99,17 @@ def test_a_result_says_the_size_of_blocks_and_whether_it_is_exact(folder, text):
     assert one.figures == evaluate.perplexity(left, text).figures
     compared = evaluate.compare(own, one)
     assert compared.notes
+
+
+def test_whole_rows_are_scored_as_such_whatever_sizes_were_trained(text):
+    """The objective of the run masks blocks: left to itself it would score those."""
+    plain = build()
+    run = {"objective": to_json(Nelbo(BlockMasking((1, 4))))}
+    trained = TextModel(plain.network, replace(plain.config, run=run), WORDS)
+    found = {size: evaluate.perplexity(trained, text, block_size=size).figures for size in (4, 0)}
+    assert found[4] == evaluate.perplexity(plain, text, block_size=4).figures
+    assert found[0] == evaluate.perplexity(plain, text, block_size=0).figures
+    assert found[0] != found[4]
 
 
 def test_the_commands_take_a_block_size(folder, text, tmp_path, capsys):
