@@ -12,7 +12,7 @@ stage and one new layer behind a gated hand-over (`Hidden`), with the loss and w
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 from adlm.diffusion.blocks import BlockMasking
 from adlm.errors import OutOfRange, UnknownName
@@ -112,9 +112,10 @@ class TrainFromLeftToRight(TrainAndScore):
 
 def init_from(network: NetworkConfig, folder: str) -> Init:
     """The left-to-right model in `folder` as the first weights of this network."""
-    if not isinstance(network, TwoStageConfig):
+    if network.stages == 1:
         return Finetune(folder)
-    return SplitFrom(folder) if isinstance(network.hand_over, Continued) else AnchorFrom(folder)
+    hand_over = cast("TwoStageConfig", network).hand_over
+    return SplitFrom(folder) if isinstance(hand_over, Continued) else AnchorFrom(folder)
 
 
 @dataclass(frozen=True)
@@ -186,8 +187,7 @@ class BlockSizes(Study):
         """With as many steps as the budget allows; a warm-up takes at most a tenth of them."""
         run = self._recipe(_ONE if arm.kind == _AR else arm.kind, seed)
         if arm.start in ("split", "deeper"):
-            one = self._recipe(_ONE, seed).network
-            assert isinstance(one, OneStageConfig)
+            one = cast("OneStageConfig", self._recipe(_ONE, seed).network)
             run = replace(run, network=_two_stages(one, split=arm.start == "split"))
         if arm.kind == _AR:
             network = run.network.variant(attention="causal", block_size=0, shift=False)

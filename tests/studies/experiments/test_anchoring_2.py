@@ -233,6 +233,6 @@ def test_the_trend_over_sizes_and_budgets_is_told():
     plane = trend(found, "books")
     assert plane.slope(1).value == pytest.approx(0.04 / np.log10(4), rel=0.05)
     assert plane.turn(1).value == pytest.approx(80 * MILLION, rel=0.2)
-    assert "the sign turns at" in answer(found)
+    assert "the sign changes at" in answer(found)
     assert "no change of sign can be located" in answer(found)  # along size
     assert answer([]) == "The main comparison has no finished pair yet."

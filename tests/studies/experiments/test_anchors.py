@@ -149,7 +149,7 @@ def test_the_report_compares_by_seed_and_puts_the_papers_figures_beside():
     assert chart.levels == [("γ = 0", pytest.approx(4.6))]
     assert {series.name for series in scatter.series} == {"recipe", "gamma"}
     assert "1 of 3 changes give a lower bound" in report.lead
-    assert "Best of them is gamma 0.003, at -0.1000" in report.lead
+    assert "The best is gamma 0.003, at -0.1000" in report.lead
     assert "r = -0.9" in report.lead
 
 
@@ -159,7 +159,7 @@ def test_a_report_says_what_is_missing_and_what_one_seed_cannot_tell():
     recipe = made_up("", "recipe", 0, 4.0, 0.3)
     assert "Only the recipe" in study.report([recipe]).lead
     lead = study.report([recipe, made_up("wrong", "1", 0, 4.2, 0.1)]).lead
-    assert "cannot be told from chance" in lead
+    assert "cannot be distinguished from chance" in lead
     assert "always wrong changes the bound by +0.2000 nats" in lead
     assert "too few settings" in lead
 

@@ -182,7 +182,7 @@ def test_a_tiny_study_goes_from_text_to_report(monkeypatch, tmp_path):
     ]
     assert "A training step of ADLM takes" in report.lead
     assert "Tokens per second, at 4 steps: MDLM, same cost" in report.lead
-    assert "For what MDLM writes at 4 steps" in report.sections[-1].note
+    assert "For the quality that MDLM has at 4 steps" in report.sections[-1].note
     for section in report.sections:
         if isinstance(section, ReportTable):
             assert all(len(row) == len(section.columns) for row in section.rows)
@@ -230,7 +230,8 @@ def test_equal_quality_is_asked_seed_by_seed_and_not_reached_is_said():
     assert rows[ADLM][1] == "1 of 2"
     assert rows[ADLM][-1].value == pytest.approx(0.5)
     assert rows[MDLM][-1].value == pytest.approx(1)
-    assert "with 1 of 2 seeds, there after 0.5 of its training time" in report.lead
+    assert "With 1 of 2 seeds, ADLM reaches" in report.lead
+    assert "after 0.5 of its training time" in report.lead
     never = Efficiency(seeds=1).report([trained(MDLM, 0, 4.0), trained(ADLM, 0, 4.5)])
     assert never.sections[0].rows[1][2:] == ["not reached"] * 4
     assert "does not reach" in never.lead

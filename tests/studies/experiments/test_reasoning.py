@@ -100,7 +100,7 @@ def test_the_lead_says_more_only_beyond_the_interval():
 
     always = [outcome("prosqa", "anchored", seed, [True] * 40, 20.0) for seed in range(3)]
     assert "solves more than a plain one" in lead(always)
-    assert "20 tokens written, there 40" in lead(always)
+    assert "20 tokens written, compared with 40" in lead(always)
     sometimes = [outcome("prosqa", "anchored", seed, [True] * 40 if seed == 0 else half, 20.0) for seed in range(3)]
     assert "neither significantly more nor fewer" in lead(sometimes)
     never = [outcome("prosqa", "anchored", seed, [False] * 40, 20.0) for seed in range(3)]

@@ -163,7 +163,7 @@ def test_problems_that_are_too_long_are_left_out_and_counted():
 
 
 def test_no_problems_and_fewer_than_none_are_refused():
-    with raises(DataError, found="there are none"):
+    with raises(DataError, subject="listed"):
         ReasoningData(Listed(()), Chain()).prepare()
     with raises(OutOfRange, rule="0 or more"):
         ReasoningData(Listed(), Chain(), problems=-1)
