@@ -69,6 +69,8 @@ def context_nats(
     valid = torch.zeros(tokens.shape, dtype=torch.bool)
     for i, (row, counted) in enumerate(zip(rows, counts, strict=True)):
         tokens[i, : len(row)], valid[i, : len(row)] = torch.tensor(row), torch.tensor(counted)
+    seen = int(valid.any(0).nonzero().max()) + 1  # beyond, all rows have padding that the model does not see
+    tokens, valid = tokens[:, :seen], valid[:, :seen]
     same = torch.zeros(len(rows), dtype=torch.long)
     batch = Batch(tokens, valid, torch.arange(len(rows)), same, frozen=tokens == mask_id)
     objective = Nelbo(ContextMasking())
