@@ -320,7 +320,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         Left to right, holes are filled without regard to what follows them, through the filters of the sampler. The two
         readings fail on different holes, so the best of both is better than the best of either. A model that was not
         trained to be read from left to right fills all of them with both sides in view. Arguments are those of
-        `infill`.
+        `infill`; `on_step` is called for the fillings with both sides in view.
         """
         model, chosen = self.read_for_holes(self.sampler(sampler, **options))
         row, stop = model.infill_row(text, seed=seed, constraints=constraints), self.stop_rule()
