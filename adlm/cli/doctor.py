@@ -48,7 +48,7 @@ def command() -> None:
         if missing:
             failing.append(f"{EXTRAS[extra]}: pip install 'adlm[{extra}]'")
     failing += _failing()
-    print("would fail" + ("\n" + "\n".join(f"  {line}" for line in failing) if failing else ": nothing that is known"))
+    print("would fail" + ("\n" + "\n".join(f"  {line}" for line in failing) if failing else ": no known problems"))
 
 
 def missing_by_extra() -> Mapping[str, list[str]]:
@@ -115,11 +115,15 @@ def _torch() -> Iterator[tuple[str, str]]:
 def _training() -> Iterator[tuple[str, str]]:
     """What the demo's network would be trained with here."""
     from adlm.distributed import device_for
+    from adlm.models.hand_gradients import attention_by
     from adlm.recipes.named import recipe
     from adlm.train.plan import plan
 
-    found = plan(recipe("demo-adlm"), device=device_for("auto")).execution
+    demo = plan(recipe("demo-adlm"), device=device_for("auto"))
+    found = demo.execution
     yield "products", f"{found.precision}: {found.why}"
+    yield "library", f"{found.library}: {found.why_library}"
+    yield "attention", attention_by(found.device, demo.summary.length)
     yield "threads", f"{found.threads}: {found.why_threads}"
 
 
@@ -134,7 +138,7 @@ def _files() -> Iterator[tuple[str, str]]:
         there = next(parent for parent in (path, *path.parents) if parent.exists())
         yield name, f"{path}, {shutil.disk_usage(there).free / 2**30:.1f} GiB free"
     yield "$ADLM_DATA", os.environ.get("ADLM_DATA", "not set")
-    yield "hub", "offline by $HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") == "1" else "asked when needed"
+    yield "hub", "offline by $HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") == "1" else "contacted when needed"
 
 
 def _failing() -> Iterator[str]:
@@ -142,6 +146,6 @@ def _failing() -> Iterator[str]:
         yield f"Python {platform.python_version()} is not tested: use 3.10 to 3.13"
     folder = os.environ.get("ADLM_DATA")
     if folder and not Path(folder).is_dir():
-        yield f"corpora by name: $ADLM_DATA is {folder}, which is no folder"
+        yield f"corpora by name: $ADLM_DATA is {folder}, which is not a folder"
     if not os.access(Path.cwd(), os.W_OK):
         yield "anything that writes to runs/: the working folder cannot be written to"

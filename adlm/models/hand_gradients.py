@@ -30,6 +30,15 @@ def short_rows(q: Tensor, k: Tensor) -> bool:
     return by_hand(q) and k.shape[-2] <= SHORT and q.numel() > 0 and q.shape[1] == k.shape[1]
 
 
+def attention_by(device: str, length: int) -> str:
+    """How rows of this length are attended to in training, and why."""
+    if device != "cpu":
+        return "PyTorch's kernel"
+    if length <= SHORT:
+        return f"plain products: the fastest on a CPU for rows of up to {SHORT} keys"
+    return f"PyTorch's kernel: plain products are faster for rows of up to {SHORT} keys only"
+
+
 class Convolution(torch.autograd.Function):
     """x [B, L, D] + sum_k weight_k x_{l + k - before} with weight [K, D]: a depthwise convolution over neighbors.
 
@@ -108,7 +117,7 @@ class Heads(torch.autograd.Function):
     """Queries, keys and values [B, H, L, D/H] from their products [B, L, heads of all, D/H] side by side.
 
     The two channels of a rotated pair are neighbors here, so that a rotation is one product of complex numbers; scores
-    do not depend on the order of channels. Queries and keys are normalized to a root mean square of 1 if asked for.
+    do not depend on the order of channels. Queries and keys are normalized to a root mean square of 1 if `normalise`.
     With y = r x, r = 1 / rms(x), the gradient of x is r (g - y mean(g y)); a rotation changes neither r nor that mean.
 
     Args:

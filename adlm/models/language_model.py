@@ -39,7 +39,7 @@ class BlockFeatures(NamedTuple):
 
 
 class LanguageModel(nn.Module, ABC):
-    """Tokens [B, L] -> features [B, L, D] -> logits [N, V] at the N positions asked for.
+    """Tokens [B, L] -> features [B, L, D] -> logits [N, V] at N chosen positions.
 
     Callers ask for capabilities, never for classes: `stages`, `attention`, `cache_kind`, `shifted`,
     `time_conditioned`, `learned_positions` mean what they mean in `NetworkConfig`. A kind of network implements
@@ -317,9 +317,8 @@ class LanguageModel(nn.Module, ABC):
         self.check_cached("a cache")
         if segments is not None and (len(segments) != rows or not bool((segments[:, -1:] >= 0).all())):
             raise ConfigError(
-                f"asked for a cache of {rows} rows that begin with texts of different lengths",
-                f"segments for {len(segments)} rows, of which {int((segments[:, -1:] < 0).sum())} end in padding",
-                "give segments for each row, padded on the left, so that all texts can be continued",
+                f"segments must have {rows} rows, padded on the left; got {len(segments)}, of which "
+                f"{int((segments[:, -1:] < 0).sum())} end in padding",
                 subject="segments",
             )
         return Cache(rows, length, t, segments)
@@ -409,7 +408,7 @@ def resized(model: LanguageModel, size: int) -> LanguageModel:
         return model
     if not model.shifted and (size == 1 or not model.reads_blocks):
         raise ConfigError(
-            f"asked to read blocks of {size}",
+            f"cannot read blocks of {size}",
             "the model predicts each token where it reads it"
             + ("" if model.reads_blocks else ", and was trained to see whole rows"),
             "use a shifted model, or one with block-causal attention",

@@ -127,9 +127,8 @@ class NetworkConfig(ABC):
         that is conditioned on time."""
         if (self.block_size > 0) != (self.attention == "block"):
             raise ConfigError(
-                f"asked for block_size={self.block_size} with {self.attention} attention",
-                "block-causal attention needs a size of at least 1, and no other attention has one",
-                'set both block_size and attention="block", or neither',
+                f"attention='block' needs block_size of at least 1, and other attention block_size=0; got "
+                f"attention={self.attention!r}, block_size={self.block_size}",
                 subject="block_size",
             )
         if self.start is not None and not self.shifted:

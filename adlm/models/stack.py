@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adlm.errors import ConfigError, OutOfRange
+from adlm.matrix_products import inference_products
 from adlm.models.block import Block, Outputs
 from adlm.models.block_cache import FinishedBlocks
 from adlm.models.cache import Cache
@@ -224,6 +225,17 @@ class Stack(Deriving):
                 segments = cache.segments_after(x.shape[1])
             layout = self._layout(x, segments, 0 if cache is None else cache.length)
         outputs = None if output_mask is None else Outputs.of(output_mask)
+        with inference_products(x, self.config.width):
+            return self._read(x, layout, condition, outputs, cache)
+
+    def _read(
+        self,
+        x: Tensor,
+        layout: Layout,
+        condition: Tensor | None,
+        outputs: Outputs | None,
+        cache: Cache | FinishedBlocks | None,
+    ) -> tuple[Tensor, Tensor]:
         last, again = len(self.blocks) - 1, self.config.input_reinjection
         if again:
             x = embedded = F.rms_norm(x, x.shape[-1:])

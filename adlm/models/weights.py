@@ -70,7 +70,7 @@ def check_header(path: Path, asked: str) -> None:
     size = _header_bytes(path)
     if _LARGEST_HEADER < size <= path.stat().st_size:  # a larger one than the file is no header, and named so later
         found = f"a header of {size:,} bytes in {path.name}; more than {_LARGEST_HEADER:,} are not read"
-        raise ModelError(asked, found, _DAMAGED, subject=path.name)
+        raise ModelError(f"{asked}: {found}", subject=path.name)
 
 
 def _header_bytes(path: Path) -> int:
@@ -109,12 +109,12 @@ def _built(build: Callable[[], M], stored: Mapping[str, StoredShape], asked: str
                 model = build()
     except _OverBudget as error:
         found = f"the config describes far more tensors than the {len(stored)} in the file"
-        raise ModelError(asked, found, _DIFFERENT, subject="tensors") from error
+        raise ModelError(f"{asked}: {found}; {_DIFFERENT}", subject="tensors") from error
     except MissingExtra:
         raise
     except (AdlmError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         found = f"the config describes a network that cannot be built: {_first_line(error)}"
-        raise ModelError(asked, found, "check the sizes in the config", subject="config") from error
+        raise ModelError(f"{asked}: {found}", subject="config") from error
     prefix = _prefix(model, stored)
     bare = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
     _check_fit(dict(model.named_parameters()), bare, asked)
@@ -125,15 +125,15 @@ def _check_fit(parameters: Mapping[str, Tensor], stored: Mapping[str, StoredShap
     missing, extra = sorted(parameters.keys() - stored.keys()), sorted(stored.keys() - parameters.keys())
     if missing or extra:
         found = f"keys missing: {_some(missing)}, not known: {_some(extra)}"
-        raise ModelError(asked, found, _DIFFERENT, subject=(missing or extra)[0])
+        raise ModelError(f"{asked}: {found}; {_DIFFERENT}", subject=(missing or extra)[0])
     for name, parameter in parameters.items():
         shape, dtype = stored[name]
         if shape != parameter.shape:
             found = f"{name} has shape {list(shape)} instead of {list(parameter.shape)}"
-            raise ModelError(asked, found, _DIFFERENT, subject=name)
+            raise ModelError(f"{asked}: {found}; {_DIFFERENT}", subject=name)
         if dtype not in FLOATS:
             fix = f"convert the weights to one of {', '.join(FLOATS)} first"
-            raise ModelError(asked, f"{name} holds numbers of type {dtype}", fix, subject=name)
+            raise ModelError(f"{asked}: {name} holds numbers of type {dtype}; {fix}", subject=name)
 
 
 def _check_finite(name: str, tensor: Tensor, asked: str) -> None:
@@ -141,7 +141,7 @@ def _check_finite(name: str, tensor: Tensor, asked: str) -> None:
     # overflow, so a sum that is not finite only raises the suspicion.
     if not tensor.sum().isfinite() and not tensor.isfinite().all():
         fix = "training has diverged: take weights from before that"
-        raise ModelError(asked, f"{name} holds numbers that are not finite", fix, subject=name)
+        raise ModelError(f"{asked}: {name} holds numbers that are not finite; {fix}", subject=name)
 
 
 class _OverBudget(Exception):

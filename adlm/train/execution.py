@@ -1,4 +1,4 @@
-"""How a run is computed on a machine: the type of matrix products, and the number of threads, by what is faster.
+"""How a run is computed on a machine: type and library of matrix products, number of threads, by what is faster.
 
 A CPU that multiplies bfloat16 in hardware may still be slower with it: narrow networks and short rows spend their time
 elsewhere. So both are measured, on one layer per stage, and the answer is kept in the user's cache. Threads are
@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,6 +21,7 @@ import torch
 from adlm.config import to_json
 from adlm.data.prepare import default_cache
 from adlm.data.shards import write_atomically
+from adlm.matrix_products import Library, faster_library, keeps_float32, multiplied_by
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.objective import costs
 
@@ -39,6 +40,7 @@ class Execution(NamedTuple):
         device: its type: cpu, cuda or mps.
         precision: of matrix products: float32 or bfloat16.
         why: the reason for the precision.
+        library: of products in float32.
     """
 
     device: str
@@ -46,6 +48,8 @@ class Execution(NamedTuple):
     why: str
     threads: int
     why_threads: str
+    library: Library = "default"
+    why_library: str = ""
 
     @property
     def bf16(self) -> bool:
@@ -53,16 +57,15 @@ class Execution(NamedTuple):
         return self.precision == "bfloat16"
 
     @contextmanager
-    def threaded(self) -> Iterator[None]:
-        """Inside, this process computes with so many threads."""
+    def applied(self) -> Iterator[None]:
+        """Inside, this process computes with this number of threads and this library."""
         before = torch.get_num_threads()
-        if self.threads != before:
-            torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
+        with ExitStack() as stack:
             if self.threads != before:
-                torch.set_num_threads(before)
+                torch.set_num_threads(self.threads)
+                stack.callback(torch.set_num_threads, before)
+            stack.enter_context(multiplied_by(self.library))
+            yield
 
 
 def choose(
@@ -78,18 +81,23 @@ def choose(
     precision, why = wanted, _ASKED
     if wanted == "auto":
         precision, why = _precision(network, vocabulary, length, device)
-    return Execution(device.type, precision, why, threads, why_threads)
+    library: tuple[Library, str] = ("default", f"as PyTorch has it on {device.type}")
+    if device.type == "cpu":
+        library = faster_library()
+    return Execution(device.type, precision, why, threads, why_threads, *library)
 
 
 def resumed(before: Execution, wanted: Precision, device: torch.device) -> Execution | None:
     """The stored way to compute, if it still works on this machine; None if it has to be chosen again.
 
-    What the user asks for now holds: `train.precision`, and OMP_NUM_THREADS.
+    What the user sets now takes precedence: `train.precision` and OMP_NUM_THREADS.
     """
     if before.device != device.type or (wanted == "auto" and before.why == _ASKED):
         return None
     if wanted != "auto":
         before = before._replace(precision=wanted, why=_ASKED)
+    if before.library != "default" and not keeps_float32(before.library):  # begun on another processor
+        before = before._replace(library="default", why_library=f"{before.library} would round float32 here")
     if "OMP_NUM_THREADS" in os.environ:
         before = before._replace(threads=torch.get_num_threads(), why_threads=_BY_ENVIRONMENT)
     return before
@@ -138,7 +146,8 @@ def _measured(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> di
     """Seconds in each precision, from the cache on disk or by measurement."""
     proxy = network.variant(layers=(1,) * len(network.stacks), input_reinjection=0, dropout=0.0)
     shape = json.dumps([to_json(proxy), vocabulary.size, length], sort_keys=True)
-    key = f"{processor()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    library = faster_library()[0]
+    key = f"{processor()}, torch {torch.__version__}, {torch.get_num_threads()} threads, {library} library"
     folder = default_cache().parent / "precision" / hashlib.sha256(key.encode()).hexdigest()[:16]
     file = folder / f"{hashlib.sha256(shape.encode()).hexdigest()[:16]}.json"
     try:
@@ -146,7 +155,8 @@ def _measured(network: NetworkConfig, vocabulary: Vocabulary, length: int) -> di
         return {name: float(known["seconds"][name]) for name in ("float32", "bfloat16")}
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    seconds = measure(proxy, vocabulary, length)
+    with multiplied_by(library):
+        seconds = measure(proxy, vocabulary, length)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = {"machine": key, "network": to_json(proxy), "length": length, "seconds": seconds}
@@ -190,7 +200,7 @@ def _threads(device: torch.device, alone: bool) -> tuple[int, str]:
 
 
 def thread_gain(threads: int) -> float:
-    """How many times faster so many threads are than one for a small network, on this machine as it is."""
+    """The speed-up of this many threads over one for a small network, on this machine under its present load."""
     before = torch.get_num_threads()
     x, weight = torch.ones(1024, 128), torch.ones(128, 512)
 

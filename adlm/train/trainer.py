@@ -21,6 +21,7 @@ from adlm.data.table import Prepared
 from adlm.data.tokenizer import Tokenizer
 from adlm.distributed import DistributedContext, peak_memory
 from adlm.errors import Interrupted, TrainingError
+from adlm.memory import release_freed_memory
 from adlm.models.card import Facts
 from adlm.models.io import ModelConfig, save_model
 from adlm.models.language_model import LanguageModel
@@ -34,6 +35,7 @@ from adlm.train.execution import EXECUTION, Execution, choose, resumed, store, s
 from adlm.train.lora import merged_model
 from adlm.train.metrics import METRICS, MetricsFile, StepClock, StepMetrics, StepResult, ValidationMetrics
 from adlm.train.parallel import ParallelModel, TrainingModule
+from adlm.train.plan import check_memory
 from adlm.train.run import FitOptions, Run
 from adlm.train.run_folder import BEST, CHECKPOINTS, NONFINITE, keep_batch, write_config, writing
 from adlm.types import Batch, Estimate
@@ -86,6 +88,8 @@ class Trainer:
 
         vocabulary = Vocabulary(data.tokenizer.vocab_size, data.tokenizer.mask_id)
         self.config = ModelConfig(run.network, vocabulary, data.packing, to_json(run))
+        if self.context.device.type == "cpu":
+            check_memory(run, vocabulary, parts=self.context.size if self.options.shard else 1)
         self.model = self._build_model()
         module = TrainingModule(self.model, run.objective, Noise(run.train.seed).fork("train"))
         self.parallel = ParallelModel(module, self.context, shard=self.options.shard)
@@ -103,7 +107,7 @@ class Trainer:
         self.context.on_first(self._write_start)
         progress, every = self.progress, self.run_config.validation.every
         with ExitStack() as stack:
-            stack.enter_context(self.execution.threaded())
+            stack.enter_context(self.execution.applied())
             self._open_callbacks(stack)
             if every and progress.step and progress.step % every == 0:
                 self.validate()  # the run was stopped just before it
@@ -192,6 +196,8 @@ class Trainer:
                 progress.best = nats.mean
                 self._export(self.out / BEST)
         self.model.train()
+        # Every step masks another number of tokens: freed memory breaks into pieces that later steps do not fit into.
+        release_freed_memory()
         seconds = time.perf_counter() - began
         self._clock.pause()
         if self.context.first:
@@ -352,7 +358,7 @@ class Trainer:
         self.save()
         self.checkpoints.wait()
         raise TrainingError(
-            f"asked for training step {step}",
+            f"training step {step} cannot be taken",
             found,
             f"the weights are those before the step, and the batch is in {self.out / NONFINITE}; lower the learning "
             "rate, look at the samples, or skip such steps with --on-nonfinite skip",

@@ -36,7 +36,7 @@ def test_what_is_not_installed_or_too_old_is_named_with_what_to_do(monkeypatch, 
 def test_a_folder_that_is_not_there_is_told(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("ADLM_DATA", str(tmp_path / "nowhere"))
     main(["doctor"])
-    assert "which is no folder" in capsys.readouterr().out
+    assert "which is not a folder" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("extra", doctor.EXTRAS)

@@ -19,6 +19,7 @@ from adlm.objectives.nelbo import Nelbo
 from adlm.train.execution import EXECUTION, Execution, choose, measure, resumed, stored
 from adlm.train.fit import fit
 from adlm.train.lr_schedules import Constant
+from adlm.train.plan import plan
 from adlm.train.run import CheckpointConfig, FitOptions, Run, TrainConfig, ValidationConfig
 from tests.errors import raises
 
@@ -124,7 +125,7 @@ def test_measuring_threads_leaves_their_number_alone():
     before = torch.get_num_threads()
     assert module.thread_gain(2) > 0
     assert torch.get_num_threads() == before
-    with Execution("cpu", "float32", "", 2, "").threaded():
+    with Execution("cpu", "float32", "", 2, "").applied():
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == before
 
@@ -140,6 +141,9 @@ def test_a_resumed_run_keeps_what_was_chosen(monkeypatch, tmp_path, cache):
     assert begun.threads == torch.get_num_threads()
     measures(monkeypatch, 1.0, 2.0)
     module._measured.cache_clear()
+    shutil.rmtree(cache)
+    assert plan(RUN, vocabulary=WORDS, folder=out).execution == begun
+    assert not plan(RUN, vocabulary=WORDS).execution.bf16
     fit(RUN, out, device="cpu", callbacks=[], options=FitOptions(allow_change=True))
     assert stored(out) == begun
     module._measured.cache_clear()
@@ -176,3 +180,24 @@ def test_the_setting_of_older_files_is_read(old, new):
     data = {**to_json(TrainConfig()), "bf16": old}
     del data["precision"]
     assert from_json(TrainConfig, data).precision == new
+
+
+def test_a_run_keeps_its_library_unless_that_would_round(monkeypatch):
+    before = Execution("cpu", "float32", "measured", 1, "measured", "onednn", "faster")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(module, "keeps_float32", lambda library: True)
+    kept = resumed(before, "auto", CPU)
+    assert kept is not None
+    assert kept.library == "onednn"
+    monkeypatch.setattr(module, "keeps_float32", lambda library: False)
+    kept = resumed(before, "auto", CPU)
+    assert kept is not None
+    assert kept.library == "default"
+
+
+def test_a_run_of_an_older_version_keeps_the_library_it_had(tmp_path):
+    older = {"device": "cpu", "precision": "float32", "why": "", "threads": 1, "why_threads": ""}
+    (tmp_path / EXECUTION).write_text(json.dumps(older))
+    found = stored(tmp_path)
+    assert found is not None
+    assert found.library == "default"
