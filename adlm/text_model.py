@@ -11,6 +11,7 @@ from huggingface_hub import HfApi, ModelCard, ModelHubMixin
 
 from adlm import registry
 from adlm.data.tokenizer import Tokenizer
+from adlm.decisions import Decision, decide_holes
 from adlm.errors import ConfigError, OutOfRange
 from adlm.models.card import CARD, Facts, card_text
 from adlm.models.hub import explained, find_model, has_edited_card
@@ -19,7 +20,7 @@ from adlm.models.language_model import LanguageModel
 from adlm.randomness import Noise
 from adlm.samplers.blocks import Blocks
 from adlm.samplers.canvas import Canvas
-from adlm.samplers.constraints import Wording
+from adlm.samplers.constraints import Choice, Wording
 from adlm.samplers.hole_lengths import context_nats
 from adlm.samplers.holes import Template
 from adlm.samplers.left_to_right import LeftToRight
@@ -90,7 +91,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
         revision: str | None = None,
     ) -> "TextModel":
         """Load a model as `adlm.load` does, with the Hub's options."""
-        asked = f"asked to load the model {str(pretrained_model_name_or_path)!r}"
+        asked = f"cannot load the model {str(pretrained_model_name_or_path)!r}"
         folder = find_model(
             pretrained_model_name_or_path,
             revision=revision,
@@ -113,7 +114,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
                 model_card_kwargs (see `Facts`) and others.
         """
         token, private, branch = options.get("token"), options.get("private"), options.get("branch")
-        with explained(f"asked to push a model to {repo_id!r}", subject=repo_id):
+        with explained(f"cannot push a model to {repo_id!r}", subject=repo_id):
             repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
             if has_edited_card(repo_id, revision=branch, token=token):
                 ignored = options.get("ignore_patterns") or []
@@ -167,9 +168,9 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             prompt: one prompt, or several: then `n` texts of the first, `n` of the second and so on.
             suffix: text after the blanks, for models that see both sides.
             n: texts per prompt; also num_samples, num_return_sequences.
-            max_new_tokens: write at most so many tokens after the prompt; also gen_length. A masked model sees
+            max_new_tokens: write at most this many tokens after the prompt; also gen_length. A masked model sees
                 rows as in training: if they were always full, the rest of the row stays blank; if padding was hidden,
-                the row is as long as its text, and exactly so many tokens are written, including the end token.
+                the row is as long as its text, and exactly this many tokens are written, including the end token.
                 Left-to-right models, block diffusion, and masked models with `block_size` can write more than a row.
             sampler: a sampler, or its name (see `adlm.samplers.named.sampler_for`); by default the model's own.
             stop: end the text at the end token; False keeps everything but special tokens. One or several strings also
@@ -279,7 +280,7 @@ class TextModel(ModelHubMixin, library_name="adlm"):
     ) -> list[str]:
         """Fill the holes of `text`, `n` times: `[MASK]` by one token, `[MASK:4]` by 4, `[MASK:2-6]` by 2 to 6.
 
-        If a length is open, the model takes the one with which it finds the rest of the text likeliest; it is the
+        If a length is open, the model takes the length under which the rest of the text is most likely; it is the
         same in all `n`. Everything around the holes stays, spaces too, and no hole gets a special token. A
         left-to-right model fills only holes at the end of the text: it sees nothing that follows them.
 
@@ -420,6 +421,18 @@ class TextModel(ModelHubMixin, library_name="adlm"):
             block_size = 1
         reader = self.both_sides if span is not None else self if block_size is None else self.in_blocks(block_size)
         return score_text(reader.network, reader.rows, text, span=span, draws=draws, seed=seed)
+
+    def decide(self, text: str, choices: Sequence[Choice], *, seed: int = 0) -> list[Decision]:
+        """How probable each option of each hole of a text is, given the text around it and blanks in the other holes.
+
+        A left-to-right model sees only what stands before a hole, and takes only holes at the end of the text.
+
+        Args:
+            choices: one per hole, as in `model.decide("A [MASK] dog.", [Choice(("big", "little"))])`.
+            seed: of the masks under which contexts are compared, if options differ in their number of tokens.
+        """
+        model = self.both_sides
+        return decide_holes(model.network, model.rows, text, choices, seed=seed)
 
     def _texts(
         self,

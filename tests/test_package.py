@@ -20,7 +20,7 @@ LAYERS = [
     ["serve", "hf"],
     ["recipes", "adapt"],
     ["convert", "evaluate"],
-    ["pieces", "text_model", "text_rows", "scoring"],
+    ["pieces", "text_model", "text_rows", "scoring", "decisions"],
     ["train"],
     ["objectives", "samplers"],
     ["diffusion"],
@@ -28,7 +28,7 @@ LAYERS = [
     ["config", "side_by_side"],
     ["worker_processes"],
     ["registry"],
-    ["types", "errors", "memory", "randomness", "distributed", "resumable"],
+    ["types", "errors", "memory", "matrix_products", "randomness", "distributed", "resumable"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -5,6 +5,7 @@
     generation   generative perplexity, entropy, repetition, copies and MAUVE of texts
     frontier     the same over samplers and steps, with speed
     anchors      what the anchors of a two-stage model do
+    decisions    whether the probabilities of decisions are calibrated
     infilling    words, phrases and sentences that a model restores in held-out texts
     stories      exact measures on generated stories
     compare      two results of the same text, paired item by item
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adlm.evaluate.anchor_study import anchors
     from adlm.evaluate.comparison import compare
+    from adlm.evaluate.decision_calibration import decisions
     from adlm.evaluate.generated_text import generation
     from adlm.evaluate.hole_filling import infilling
     from adlm.evaluate.judge import Judge, open_judge
@@ -35,6 +37,7 @@ __all__ = [
     "Result",
     "anchors",
     "compare",
+    "decisions",
     "frontier",
     "generation",
     "infilling",
@@ -51,6 +54,7 @@ _HOMES = {
     "Result": "result",
     "anchors": "anchor_study",
     "compare": "comparison",
+    "decisions": "decision_calibration",
     "frontier": "sampler_frontier",
     "generation": "generated_text",
     "infilling": "hole_filling",

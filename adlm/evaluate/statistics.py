@@ -51,6 +51,17 @@ def jackknife_ratio(table: Array) -> tuple[float, float]:
     return jackknife(table, lambda sums: sums[..., 0] / sums[..., 1])
 
 
+def calibration_error(sums: Array) -> Array:
+    """The sum over bins of |confidence - accuracy| * fraction, from [..., confidence of each bin, correct, count].
+
+    Args:
+        sums: [..., 2 * bins + 1], sums over items; the count is that of all bins.
+    """
+    bins = sums.shape[-1] // 2
+    gap: Array = np.abs(sums[..., :bins] - sums[..., bins : 2 * bins]).sum(-1) / sums[..., -1]
+    return gap
+
+
 def bootstrap_ratio(values: Array, sizes: Array, resamples: int, level: float, seed: int) -> tuple[float, float]:
     """The interval of sum(values) / sum(sizes) over sets of as many items, drawn with replacement."""
     generator, n = np.random.Generator(np.random.Philox(seed)), len(values)

@@ -230,7 +230,7 @@ def _add_work(app: FastAPI, engine: Engine) -> None:
 
         def work(model: TextModel, _: Ticket) -> list[dict[str, Any]]:
             check_given(model, limits, ask.text)
-            return decide(model.both_sides, ask)
+            return decide(model, ask)
 
         name = engine.named(ask.model)
         (found,) = await results(request, engine.submit(name, [work], client_of(request)))

@@ -3,6 +3,7 @@
 COMMANDS = {
     "anchors": "both stages of a two-stage model by noise level, and what the anchors tell the denoiser",
     "compare": "compare two results of the same text, paired item by item: the difference, its error, z and p",
+    "decisions": "how well the probabilities of decisions are calibrated: which of a few words stood there",
     "frontier": "generative perplexity, entropy, MAUVE and speed over samplers and steps, with a chart",
     "generation": "generative perplexity, entropy, repetition, copies and MAUVE of generated text",
     "infilling": "how often a model restores words, phrases and sentences cut from held-out texts",
