@@ -156,6 +156,10 @@ class _Bounds:
 
 
 def _finish(report: AdaptReport, out: Path, adapted: TextModel) -> None:
+    if report.default_decoding is not None:
+        config = replace(adapted.config, sampling=report.default_decoding.options)
+        adapted = TextModel(adapted.network, config, adapted.tokenizer)
+        adapted.save(out)
     report.save(out)
     report.write_card(out, adapted)
 
@@ -180,7 +184,7 @@ def _own(name: str) -> bool:
 def _valid(name: str, table: Table | None) -> Table:
     if table is None:
         fix = "add a split valid or test, or rename the file: without train in its name, a part of it is held out"
-        raise DataError(f"asked to adapt on {name}", "it has no held-out text to measure on", fix, subject=name)
+        raise DataError(f"cannot adapt on {name}", "it has no held-out text to measure on", fix, subject=name)
     return table
 
 
@@ -198,7 +202,7 @@ def _check_asked(out: Path, asked: dict[str, Any]) -> None:
     elif before != asked:
         different = next(name for name in asked if before.get(name) != asked[name])
         raise ConfigError(
-            f"asked to adapt in {out} with {different}={asked[different]}",
+            f"cannot adapt in {out} with {different}={asked[different]}",
             f"begun there with {before.get(different)}",
             "name another --out, or give what was given before",
             subject=different,

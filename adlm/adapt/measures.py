@@ -12,6 +12,7 @@ from adlm.text_model import TextModel
 from adlm.types import Estimate
 
 _TEXTS, _TOKENS, _ROUNDS = 4, 64, 2
+EXACT = ("left-to-right", "draft-and-verify")  # samplers of one distribution
 
 
 class Decoding(NamedTuple):

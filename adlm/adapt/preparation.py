@@ -81,7 +81,7 @@ def self_count(data: Sequence[str]) -> int:
     if not own:
         return 0
     if len(own) > 1 or not own[0].isdecimal():
-        raise ConfigError(f"asked to train on self:{own[-1]}", fix="write one self:5000", subject="data")
+        raise ConfigError(f"write one self:NUMBER, such as self:5000, got self:{own[-1]}", subject="data")
     return int(own[0])
 
 
@@ -100,7 +100,7 @@ def adapted_packing(model: TextModel, options: AdaptOptions, *, own_text: bool) 
 def prepare_source(
     model: TextModel, data: Sequence[str], out: Path, options: AdaptOptions, log: Callable[[str], None]
 ) -> TextModel:
-    """Sample the model's own texts if they are asked for, prune it, and write it to OUT/source; or what is missing."""
+    """Sample the model's own texts if the data has self:N, prune it, and write it to OUT/source; or what is missing."""
     count = self_count(data)
     packing = adapted_packing(model, options, own_text=count > 0)
     if count:

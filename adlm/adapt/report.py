@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adlm.adapt.measures import Decoding
+from adlm.adapt.measures import EXACT, Decoding
 from adlm.data.shards import write_atomically
 from adlm.models.card import CARD, Facts, card_text, may_replace
 from adlm.text_model import TextModel
@@ -52,6 +52,12 @@ class AdaptReport:
     tokens: int
     held_out: tuple[HeldOut, ...]
     decodings: tuple[Decoding, ...]
+
+    @property
+    def default_decoding(self) -> Decoding | None:
+        """The faster of the ways that follow the left-to-right distribution exactly; None if it was not trained."""
+        exact = [each for each in self.decodings[1:] if each.options["sampler"] in EXACT]
+        return max(exact, key=lambda each: each.tokens_per_second, default=None)
 
     def save(self, folder: Path) -> None:
         """Write OUT/adapt.json."""

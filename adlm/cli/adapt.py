@@ -117,4 +117,6 @@ def _print(report: AdaptReport, folder: Path) -> None:
     console().print(table)
     for each in report.decodings:
         console().print(f"{each.name}: {' '.join(each.sample.split())[:300]}", highlight=False, markup=False)
-    console().print(f'The model is in {folder}/: adlm.load("{folder.as_posix()}")', highlight=False)
+    default = report.default_decoding
+    writes = f" By default it writes {default.name}, the faster exact way." if default is not None else ""
+    console().print(f'The model is in {folder}/: adlm.load("{folder.as_posix()}").{writes}', highlight=False)

@@ -33,6 +33,7 @@ _BETWEEN = "-" * 40
 
 def command(
     model: Annotated[str, tyro.conf.Positional] = "box",
+    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT]")] = None,
     /,
     *,
     prompt: str | None = None,
@@ -62,6 +63,7 @@ def command(
 
     Args:
         model: the folder of a model, its name on the Hugging Face Hub, or box, the bundled model.
+        text: what the texts begin with; also --prompt.
         prompt: what the texts begin with.
         prompts: a file of prompts instead: one per line, or .jsonl with an object per line that has a "prompt".
         suffix: what the texts end with; for masked models.
@@ -82,8 +84,11 @@ def command(
         compile: compile the blocks with torch.compile; the first texts take longer.
         revision: a branch, tag or commit on the Hub.
     """
+    if text is not None and prompt is not None:
+        raise ConfigError("the prompt was given twice", subject="--prompt")
+    prompt = prompt if text is None else text
     if prompt is not None and prompts is not None:
-        raise ConfigError("--prompt and --prompts cannot be used together", subject="--prompts")
+        raise ConfigError("a prompt and --prompts cannot be used together", subject="--prompts")
     direct = {"steps": steps, "temperature": temperature, "top_p": top_p, "top_k": top_k, "block_size": block_size}
     given = options_of(set, {**direct, "max_new_tokens": max_new_tokens, "n": None if n == 1 else n})
     n, limit = given.pop("n", 1), given.pop("max_new_tokens", None)
@@ -102,8 +107,8 @@ def command(
             stop=not past_end,
             on_step=meter,
         )
-        for i, text in enumerate(texts):
-            written.add(text, prompt=beginnings[i // n], seed=seed, index=i % n, sampler=chosen)
+        for i, each in enumerate(texts):
+            written.add(each, prompt=beginnings[i // n], seed=seed, index=i % n, sampler=chosen)
     meter.report(written.count)
 
 
@@ -173,7 +178,7 @@ class Meter:
 def watching(
     model: TextModel, *, live: bool, limit: int | None = None, layout: BlockLayout | None = None
 ) -> Iterator[Meter]:
-    """A meter, with a view of the canvas if asked for and on a terminal."""
+    """A meter, with a view of the canvas if `live` and on a terminal."""
     with (
         LiveView(model, console(), limit=limit, layout=layout)
         if live and console().is_terminal
@@ -194,8 +199,7 @@ def output(path: Path | None) -> Iterator["Output"]:
     try:
         file = new.open("w", encoding="utf-8")
     except OSError as error:
-        fix = "name a file in a folder that can be written to"
-        raise ConfigError(f"asked to write to {path}", str(error), fix, subject=str(path)) from error
+        raise ConfigError(f"cannot write to {path}: {error}", subject=str(path)) from error
     try:
         with file:
             yield Output(file)

@@ -67,11 +67,11 @@ def command(
     options = FitOptions(shard, resume, allow_change, on_nonfinite, cache, workers)
     callbacks = [*(tracker(name) for name in track), SampleTexts(samples), DrawCurves()]
     chosen = with_changes(find_run(run), set)
-    if dry_run:
-        show_run(chosen, device=device, shard=shard)
-        return
     # The folder of a run is where it is resumed.
     folder = out or (Path(run) if Path(run).is_dir() else Path("runs") / chosen.name)
+    if dry_run:
+        show_run(chosen, device=device, shard=shard, folder=folder)
+        return
     _train(chosen, folder, device, options, callbacks)
 
 
@@ -109,15 +109,20 @@ def _note(view: Bar, result: TrainResult) -> None:
     view.note = f"{result.steps:,} steps{bound}"
 
 
-def show_run(run: Run, *, device: str, shard: bool, vocabulary: Vocabulary | None = None) -> None:
+def show_run(
+    run: Run, *, device: str, shard: bool, vocabulary: Vocabulary | None = None, folder: Path | None = None
+) -> None:
     """Print a run, its cost and the time it may take.
 
     Args:
         vocabulary: if the data does not tell it before it is read.
+        folder: that of the run, which continues as it began.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     table = Table("", "", title=run.name, show_header=False)
-    expected = plan(run, world_size=world_size, device=device_for(device), vocabulary=vocabulary, shard=shard)
+    expected = plan(
+        run, world_size=world_size, device=device_for(device), vocabulary=vocabulary, shard=shard, folder=folder
+    )
     for row in plan_rows(run, expected):
         table.add_row(*row)
     if os.environ.get("RANK", "0") == "0":

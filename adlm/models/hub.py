@@ -30,29 +30,30 @@ _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 def find_model(name: str | Path, *, revision: str | None = None, asked: str = "", **options: Any) -> Path:
     """The folder of a model, wherever one is expected: `box` (the bundled model), a folder, or owner/name on the Hub.
 
-    A text of the form owner/name that is no folder here is looked up on the Hub, or in its cache if the Hub cannot be
-    reached. A `Path` is only ever a folder, and `./box` is the folder of that name.
+    A text of the form owner/name that is not a folder here is looked up on the Hub, or in its cache if the Hub cannot
+    be reached. A `Path` is only ever a folder, and `./box` is the folder of that name.
 
     Args:
         revision: a branch, tag or commit, on the Hub.
         asked: the first part of error messages.
         options: of `huggingface_hub.snapshot_download`.
     """
-    asked = asked or f"asked for the model {str(name)!r}"
+    asked = asked or f"cannot find the model {str(name)!r}"
     folder = Path(__file__).parents[1] / BOX if name == BOX else Path(name)
     if folder.exists():
         if revision is not None:
-            found = f"a folder, and the revision {revision!r}"
-            raise ModelError(asked, found, "leave revision out: only the Hub has them", subject="revision")
+            raise ModelError(
+                f"{asked} at revision {revision!r}: only models on the Hub have revisions", subject="revision"
+            )
         return folder
     subject = str(name)
     if isinstance(name, Path):
         fix = "name a folder that `adlm train` or `TextModel.save` wrote"
-        raise ModelError(asked, "no such folder", fix, subject=subject)
+        raise ModelError(f"{asked}: no such folder", subject=subject)
     if not _NAME.fullmatch(name):
         fix = "name a folder that `adlm train` or `TextModel.save` wrote, owner/name, or box"
         raise ModelError(asked, "no folder of that name, and no name on the Hub (owner/name)", fix, subject=subject)
-    with explained(asked + ", which is no folder here", subject=subject):
+    with explained(asked + ", which is not a folder here", subject=subject):
         # The config first: whether the model is one of ours shows before gigabytes are on their way.
         config = Path(hf_hub_download(name, FILES[0], revision=revision, **options))
         read_config(config.parent, asked)
@@ -71,7 +72,7 @@ def find_transformers_model(name: str, *, asked: str) -> Path:
         found = "no folder of that name, and no name on the Hub (owner/name)"
         fix = "name a folder, or owner/name, such as openai-community/gpt2"
         raise ModelError(asked, found, fix, subject=name)
-    with explained(asked + ", which is no folder here", subject=name):
+    with explained(asked + ", which is not a folder here", subject=name):
         patterns = ["config.json", "tokenizer.json", "model*.safetensors", "model.safetensors.index.json"]
         patterns += [*OPTIONAL_FILES, TOKENIZER_CONFIG]
         return Path(snapshot_download(name, allow_patterns=patterns))
@@ -82,13 +83,12 @@ def push_folder(folder: str | Path, name: str, *, private: bool | None = None, t
 
     Its card goes with it, with the training data and the figures that it states, unless one on the Hub was edited.
     """
-    asked = f"asked to push the model in {folder} to {name!r}"
+    asked = f"cannot push the model in {folder} to {name!r}"
     folder = find_model(Path(folder) if folder != BOX else BOX, asked=asked)
     read_config(folder, asked)
     for file in FILES:
         if not (folder / file).is_file():
-            fix = "name a folder that `adlm train` or `TextModel.save` wrote"
-            raise ModelError(asked, f"no {file} in it", fix, subject=file)
+            raise ModelError(f"{asked}: it has no {file}", subject=file)
     with explained(asked, subject=name):
         api = HfApi(token=token)
         name = api.create_repo(name, private=private, exist_ok=True).repo_id

@@ -22,13 +22,14 @@ from adlm.data.together import Together
 from adlm.data.tokenizer import load_tokenizer
 from adlm.diffusion.blocks import BlockMasking
 from adlm.errors import ConfigError
+from adlm.memory import available_bytes
 from adlm.models.costs import Parameters, activation_bytes, count_parameters, forward_work, training_work
 from adlm.models.language_model import LanguageModel
 from adlm.models.network import Vocabulary
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy, MaskedObjective, Objective
-from adlm.train.execution import Execution, choose
+from adlm.train.execution import Execution, choose, resumed, stored
 from adlm.train.muon import MuonOptimizer
 from adlm.train.run import Run
 
@@ -83,7 +84,7 @@ def known_vocabulary(data: DataConfig) -> Vocabulary:
         roles = load_tokenizer(name).roles
         return Vocabulary(roles.vocab_size, roles.mask_id)
     raise ConfigError(
-        f"asked what a run with the tokenizer {name!r} will take",
+        f"cannot plan a run with the tokenizer {name!r}",
         "the size of its vocabulary is not known here",
         f"name a file or folder with it, bpe:SIZE, or one of {', '.join(VOCABULARIES)}",
         subject=name,
@@ -245,6 +246,11 @@ class MemoryEstimate(NamedTuple):
     def total(self) -> int:
         return sum(self)
 
+    @property
+    def lasting(self) -> int:
+        """What is held from the first step to the last."""
+        return self.weights + self.gradients + self.optimizer + self.ema
+
 
 def memory(
     run: Run, vocabulary: Vocabulary, *, rows: int, bf16: bool, parts: int = 1, cpu: bool = False
@@ -263,14 +269,6 @@ def memory(
         cpu: whether they compute on a CPU, where attention on short rows keeps more.
     """
     model = _meta(run, vocabulary)
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    states = sum(
-        (1 if isinstance(optimizer, MuonOptimizer) else 2) * parameter.numel()
-        for optimizer in run.train.optimizer.build(model)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    )
     fraction = fractions(run)
     scored, length = 1.0 if model.causal else 0.5, row_length(run.data)
     if sizes := block_sizes(run):  # the most is kept with small blocks
@@ -289,13 +287,29 @@ def memory(
     fused = isinstance(run.objective, Nelbo | CrossEntropy)
     table = min(SLICE_LOGITS, round(tokens * scored) * vocabulary.size)
     heads = 4 * vocabulary.size * run.network.width * (fused + bool(anchors))
+    return lasting_memory(run, vocabulary, bf16=bf16, parts=parts)._replace(
+        activations=each * tokens, logits=table * ((4 if short == 4 else 4 + short) if fused else 16) + heads
+    )
+
+
+def lasting_memory(run: Run, vocabulary: Vocabulary, *, bf16: bool, parts: int = 1) -> MemoryEstimate:
+    """What is held from the first step to the last, of any run; see `memory`."""
+    model = _meta(run, vocabulary)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    states = sum(
+        (1 if isinstance(optimizer, MuonOptimizer) else 2) * parameter.numel()
+        for optimizer in run.train.optimizer.build(model)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
     return MemoryEstimate(
         weights=(6 if bf16 else 4) * weights // parts,
         gradients=4 * learning // parts,
         optimizer=4 * states // parts,
         ema=4 * weights * bool(run.train.ema_decay) // parts,
-        activations=each * tokens,
-        logits=table * ((4 if short == 4 else 4 + short) if fused else 16) + heads,
+        activations=0,
+        logits=0,
     )
 
 
@@ -331,6 +345,21 @@ class RunPlan(NamedTuple):
         return self.seconds * self.summary.steps
 
 
+def check_memory(run: Run, vocabulary: Vocabulary, *, parts: int = 1) -> None:
+    """Refuse a run whose weights and optimizer states alone are more than the memory of this machine that is free."""
+    free = available_bytes()
+    if free is None or not run.network.stacks:
+        return
+    needed = lasting_memory(run, vocabulary, bf16=False, parts=parts).total
+    if needed > free:
+        takes, there = f"{needed / 2**30:.1f} GiB", f"{free / 2**30:.1f} GiB of memory are free"
+        raise ConfigError(
+            f"cannot train {run.name}: its weights, gradients and optimizer states take {takes}, and {there}; choose a "
+            "smaller network, train adapters only, or shard the run over several machines",
+            subject="memory",
+        )
+
+
 def plan(
     run: Run,
     *,
@@ -338,22 +367,26 @@ def plan(
     device: torch.device | str = "cpu",
     vocabulary: Vocabulary | None = None,
     shard: bool = False,
+    folder: Path | None = None,
 ) -> RunPlan:
-    """What `run` needs on so many processes, each with a device like this one.
+    """What `run` needs on this many processes, each with a device like this one.
 
     Args:
         vocabulary: where the data is not known by name, its tokenizer's.
         shard: weights, gradients and optimizer states are in parts on the processes.
+        folder: that of the run. If it has begun, it continues to compute as it began.
     """
     sums = summary(run, vocabulary=vocabulary, world_size=world_size)
     micro_batch_size, micro_batches = _micro_batches(run, sums.rows, world_size)
     device = torch.device(device)
-    execution = choose(run.train.precision, run.network, sums.vocabulary, sums.length, device, world_size == 1)
+    wanted, before = run.train.precision, None if folder is None else stored(folder)
+    execution = None if before is None else resumed(before, wanted, device)
+    execution = execution or choose(wanted, run.network, sums.vocabulary, sums.length, device, world_size == 1)
     parts = world_size if shard else 1
     needed = memory(
         run, sums.vocabulary, rows=micro_batch_size, bf16=execution.bf16, parts=parts, cpu=device.type == "cpu"
     )
-    with execution.threaded():
+    with execution.applied():
         speed = matmul_speed(str(device), execution.bf16)
     return RunPlan(sums, world_size, parts, str(device), execution, micro_batch_size, micro_batches, needed, speed)
 

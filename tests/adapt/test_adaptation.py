@@ -58,6 +58,13 @@ def test_a_model_is_adapted_measured_and_says_what_it_came_from(tmp_path):
     assert f"`{tmp_path / 'ar'}`" in card
     assert "`block:4`" in card
     assert adlm.load(tmp_path / "out" / "source").network.causal
+    # By default it writes the faster one of the two ways that follow the left-to-right distribution.
+    exact = {each.options["sampler"]: each for each in report.decodings if each.name != "source, left to right"}
+    exact = {name: exact[name] for name in ("left-to-right", "draft-and-verify")}
+    fastest = max(exact, key=lambda name: exact[name].tokens_per_second)
+    assert report.default_decoding == exact[fastest]
+    assert model.config.sampling == exact[fastest].options
+    assert model.generate(n=2, seed=1) == model.generate(n=2, seed=1, **exact[fastest].options)
     # Whoever asks again gets the same, without training.
     again = adapted(tmp_path, data=("self:60", corpus(tmp_path)))
     assert again.held_out == report.held_out
@@ -146,6 +153,11 @@ def test_a_model_of_llama2c_is_a_source(llama2c):  # noqa: F811
     assert model.network.causal
     assert vocabulary == model.config.vocabulary
     assert run.network.start == model.config.network.start
+
+
+def test_smollm2_is_a_source_by_name(llama2c, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("adlm.convert.conversion.smollm2_file", lambda: llama2c[0])
+    assert open_left_to_right("smollm2").network.causal
 
 
 def test_what_cannot_be_adapted_is_refused(tmp_path):

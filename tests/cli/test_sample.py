@@ -88,6 +88,13 @@ def test_prompts_come_a_line_each(folder, model, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[::2] == model.generate(["the cat", "the dog"], steps=2)
 
 
+def test_the_prompt_may_follow_the_model(folder, model, capsys):
+    assert main(["sample", folder, "the cat", "--steps", "2"]) == 0
+    assert capsys.readouterr().out == model.generate("the cat", steps=2)[0] + "\n"
+    for option in ("--prompt", "--prompts"):
+        assert main(["sample", folder, "the cat", option, "the dog"]) == 2
+
+
 def test_a_terminal_gets_frames(folder, model, monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None)
     monkeypatch.setattr(sample, "console", lambda: screen)

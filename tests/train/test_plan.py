@@ -27,6 +27,7 @@ from adlm.models.two_stage import TwoStageConfig
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
+from adlm.recipes.named import recipe
 from adlm.train.optimizers import AdamW, Muon
 from adlm.train.plan import (
     EFFICIENCY,
@@ -34,8 +35,10 @@ from adlm.train.plan import (
     VOCABULARIES,
     Known,
     block_sizes,
+    check_memory,
     fractions,
     known_vocabulary,
+    lasting_memory,
     matmul_speed,
     memory,
     plan,
@@ -326,3 +329,16 @@ def test_rows_that_are_read_twice_cost_twice():
     once, twice = (memory(run, WORDS, rows=4, bf16=False) for run in (plain, mirrored))
     assert twice.activations == 2 * once.activations
     assert twice.weights == once.weights
+
+
+def test_a_run_that_memory_cannot_hold_is_refused_before_anything_is_made(monkeypatch, tmp_path):
+    run = recipe("demo-adlm")
+    words = Vocabulary(1000, 999)
+    needed = memory(run, words, rows=1, bf16=False).lasting
+    assert needed == lasting_memory(run, words, bf16=False).total
+    monkeypatch.setattr("adlm.train.plan.available_bytes", lambda: needed - 1)
+    with raises(ConfigError, subject="memory"):
+        check_memory(run, words)
+    check_memory(run, words, parts=2)
+    monkeypatch.setattr("adlm.train.plan.available_bytes", lambda: None)
+    check_memory(run, words)
