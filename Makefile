@@ -59,6 +59,7 @@ bench: $(READY)
 # The studies behind docs/results, hours on two cores. Corpora other than those that come with packages are looked for in
 # $ADLM_DATA/NAME, then on the Hub. Where time is what is measured, nothing runs beside it.
 results: $(READY)
+	$(BIN)/adlm experiment anchoring-2 --jobs 2 --outcomes docs/results/anchoring-2/outcomes
 	$(BIN)/adlm experiment anchoring --seeds 3 --jobs 2
 	$(BIN)/adlm experiment generation --seeds 1 --jobs 2 --set training_steps=2000
 	$(BIN)/adlm experiment sample-complexity --seeds 3 --jobs 2
@@ -67,7 +68,7 @@ results: $(READY)
 	$(BIN)/adlm experiment efficiency --seeds 1
 	$(BIN)/adlm experiment reasoning --seeds 3 --jobs 2
 	$(BIN)/adlm experiment blocks --seeds 3 --jobs 2
-	$(BIN)/python docs/collect.py $(addprefix runs/,anchoring generation sample-complexity anchors domains efficiency reasoning blocks)
+	$(BIN)/python docs/collect.py $(addprefix runs/,anchoring-2 anchoring generation sample-complexity anchors domains efficiency reasoning blocks)
 
 # The bundled model, three core-hours. STORIES15M: folder of the llama2.c model; STORIES, STORIES_TEST: files of TinyStories.
 box: $(READY)

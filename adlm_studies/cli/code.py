@@ -107,8 +107,9 @@ def command(
 
 def _check(model: str, run: bool, solutions: Path | None) -> None:
     if solutions is not None and not run:
-        fix = "add --run, if you trust them"
-        raise ConfigError("asked to measure --solutions", "they have to be executed", fix, subject="run")
+        raise ConfigError(
+            "--solutions can only be measured by running them: add --run, if you trust them", subject="run"
+        )
     if not model and solutions is None:
         raise ConfigError("name a model or give --solutions", subject="model")
 

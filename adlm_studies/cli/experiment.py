@@ -11,13 +11,13 @@ from rich.table import Table
 
 from adlm.cli.progress import BarMessages, TrainingBar, bars, console
 from adlm.config import with_changes
-from adlm.errors import OutOfRange
+from adlm.errors import ConfigError, OutOfRange
 from adlm.train.callbacks import Callback
 from adlm_studies.experiments.named import STUDIES, find_study
 from adlm_studies.experiments.outcomes import Exchanged, exchange
 from adlm_studies.experiments.output import plan_study, write_study
 from adlm_studies.experiments.side_by_side import run_side_by_side
-from adlm_studies.experiments.study import REPORT, StepCallbacks, Study, StudyStep
+from adlm_studies.experiments.study import REPORT, StepCallbacks, Study, StudyStep, finished_outcomes
 from adlm_studies.experiments.training import TrainAndScore
 from adlm_studies.report.sections import ReportTable
 
@@ -32,6 +32,7 @@ def command(
     outcomes: Path | None = None,
     jobs: int | None = None,
     plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    report: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
 ) -> None:
     """Run a study: train what it compares, measure, and write a report.
@@ -49,6 +50,7 @@ def command(
         jobs: steps to run side by side, each in a process with one thread; by default as many as there are cores, or
             one with a GPU. 1: one after the other, with all threads.
         plan: only print the steps, write each run to a file and print the commands that train it elsewhere.
+        report: only write the report of the steps that are finished, of a study that is still running or was stopped.
         set: a field of the study, as in --set corpora='["kjv"]'.
     """
     if name == "list":
@@ -56,6 +58,9 @@ def command(
         return
     if jobs is not None and jobs < 1:
         raise OutOfRange("--jobs", jobs, "1 or more")
+    if plan and report:
+        message = "--plan and --report exclude each other: one shows what is left, the other what is finished"
+        raise ConfigError(message, subject="report")
     study = with_changes(find_study(name, scale=scale, seeds=seeds), set)
     root = out or Path("runs") / name
     if outcomes is not None:
@@ -66,15 +71,21 @@ def command(
     words = [name, "--scale", study.scale, "--seeds", str(study.seeds), "--out", str(root)]
     words += [word for change in set for word in ("--set", change)]
     began = time.perf_counter()
-    with step_progress() as callbacks:
-        shown = callbacks if outcomes is None else exporting(callbacks, study, root, outcomes)
-        found = run_side_by_side(study, root, jobs=jobs, callbacks=shown)
-    report = write_study(study, root, found, ["adlm", "experiment", *words])
-    print_tables([section for section in report.sections if isinstance(section, ReportTable)])
+    if report:
+        found = finished_outcomes(study, root)
+        if not found:
+            raise ConfigError(f"no step of {name} is finished in {root}", subject=str(root))
+    else:
+        with step_progress() as callbacks:
+            shown = callbacks if outcomes is None else exporting(callbacks, study, root, outcomes)
+            found = run_side_by_side(study, root, jobs=jobs, callbacks=shown)
+    page = write_study(study, root, found, ["adlm", "experiment", *words])
+    print_tables([section for section in page.sections if isinstance(section, ReportTable)])
     left = len(study.steps()) - len(found)
-    state = f"{left} steps are held by other processes. " if left else ""
-    minutes = (time.perf_counter() - began) / 60
-    console().print(f"{state}{minutes:.1f} minutes. The report is {root}/{REPORT}.", highlight=False, soft_wrap=True)
+    why = "not finished" if report else "held by other processes"
+    state = f"{left} steps are {why}. " if left else ""
+    minutes = "" if report else f"{(time.perf_counter() - began) / 60:.1f} minutes. "
+    console().print(f"{state}{minutes}The report is {root}/{REPORT}.", highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -95,35 +95,29 @@ def read_problems(name: str, path: Path) -> list[CodeProblem]:
     """
     if name not in BENCHMARKS:
         raise UnknownName("set of programming problems", name, BENCHMARKS)
-    layout, asked = BENCHMARKS[name], f"asked for the problems of {name} in {path}"
+    layout, asked = BENCHMARKS[name], f"cannot read the problems of {name} in {path}"
     candidates = [path] if path.is_file() else [path / f"{layout.file}{ending}" for ending in ("", ".gz")]
     file = next((each for each in candidates if each.is_file()), None)
     if file is None:
-        raise DataError(
-            asked, f"no {layout.file} or {layout.file}.gz there", "name the folder that holds it", subject=str(path)
-        )
+        raise DataError(f"{asked}: no {layout.file} or {layout.file}.gz there", subject=str(path))
     problems = []
     for where, record in json_records(file, TextFiles(str(file))):
         try:
             problem = layout.read(record if isinstance(record, dict) else {})
         except (KeyError, TypeError) as error:
-            raise DataError(
-                asked, f"no text for {error} at {where}", f"give the file as {name} has it", subject=where
-            ) from error
+            raise DataError(f"{asked}: {where} has no {error}", subject=where) from error
         if problem is not None:
             problems.append(problem)
     if not problems:
-        raise DataError(asked, "not one problem", "get the file again", subject=str(file))
+        raise DataError(f"{asked}: there are none in it", subject=str(file))
     return problems
 
 
 def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str]]:
     """Answers to each problem, from a file with one object per line that has a `task_id` and a `completion`."""
-    asked = f"asked for solutions in {path}"
+    asked = f"cannot read the solutions in {path}"
     if not path.is_file():
-        raise DataError(
-            asked, "no such file", "name a .jsonl with task_id and completion on each line", subject=str(path)
-        )
+        raise DataError(f"{asked}: no such file", subject=str(path))
     found: dict[str, list[str]] = {problem.name: [] for problem in problems}
     strangers = 0
     for where, record in json_records(path, TextFiles(str(path))):
@@ -131,9 +125,7 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
         completion = record.get("completion") if isinstance(record, dict) else None
         if name is None or not isinstance(completion, str):
             raise DataError(
-                asked,
-                f"no task_id or no completion at {where}",
-                "write one JSON object per line with both",
+                f"{asked}: no task_id or no completion at {where}; write one JSON object per line with both",
                 subject=where,
             )
         strangers += str(name) not in found

@@ -77,7 +77,7 @@ class CodeEvaluation:
         changed = count_lossy(self.problems, model.tokenizer)
         if changed and not lossy:
             raise ConfigError(
-                f"asked for the bound of {len(self.problems)} solutions",
+                f"cannot measure the bound of {len(self.problems)} solutions",
                 f"the tokenizer does not reproduce {changed} of them: what it cannot encode costs nothing",
                 "use a model with a byte-level tokenizer, or --lossy to score the text as this one reads it",
                 subject="lossy",

@@ -75,7 +75,7 @@ def run(code: str, tests: str = "", *, limits: ProgramLimits | None = None) -> P
     if os.name != "posix":
         raise ConfigError(
             f"generated code cannot be confined on a system of the kind {os.name!r}",
-            fix="use Linux or macOS",
+            fix="use Linux",
             subject=os.name,
         )
     limits, token = limits or ProgramLimits(), secrets.token_hex(16)
@@ -163,12 +163,8 @@ def _outcome(said: bytes, token: str, output: bytes, in_time: bool, code: int) -
     lines = [_read(line) for line in said.splitlines()]
     text = output.decode(errors="replace")
     if not lines or "ready" not in lines[0]:
-        raise ConfigError(
-            "asked to run generated code apart",
-            text.strip() or f"the process ended with {code}",
-            "see what refused it",
-            subject="sandbox",
-        )
+        reason = text.strip() or f"the process ended with {code}"
+        raise ConfigError(f"cannot run generated code in a process of its own: {reason}", subject="sandbox")
     held = tuple(lines[0]["ready"])
     last = next((line for line in lines if line.get("token") == token), None)
     if last is not None:

@@ -1,6 +1,7 @@
 """The report of the second anchoring study: one table, two charts, and an answer computed from the outcomes."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from adlm_studies.report.sections import Cell, Chart, Interval, ReportPage, Repo
 # Nats per token: 2 % in perplexity. Set before the first run (docs/studies/anchoring-2.md).
 THRESHOLD = 0.02
 MILLION = 1e6
+STEADY = 0.7  # of a run, before its learning rate falls
 _SETTING = ("corpus", "size", "tokens")
 # Anchoring as a whole, the two stages alone, the anchor loss alone.
 COMPARISONS = ((ADLM, MDLM), (GAMMA_0, MDLM), (ADLM, GAMMA_0))
@@ -26,18 +28,21 @@ class Compared(NamedTuple):
 
     Args:
         gap: nats per token of the first less the second, over seeds.
-        rows: half the 95 % interval over held-out rows, the mean of seeds: what the text alone leaves uncertain.
+        rows: half the 95 % interval over held-out rows, the mean of seeds: what the text alone leaves uncertain; None
+            if the rows were not kept.
     """
 
     gap: Interval
     by_seed: dict[int, float]
-    rows: float
+    rows: float | None
 
 
 def report_page(question: str, outcomes: Sequence[StepOutcome]) -> ReportPage:
     """All that the finished steps tell."""
     outcomes = [outcome for outcome in outcomes if outcome.labels["seed"] != SEARCH_SEED]
-    sections: list[Section] = [_table(outcomes), *_over_tokens(outcomes), *_over_size(outcomes)] if outcomes else []
+    sections: list[Section] = []
+    if outcomes:
+        sections = [_table(outcomes), *_efficiency(outcomes), *_over_tokens(outcomes), *_over_size(outcomes)]
     return ReportPage("Does anchoring help at equal compute?", f"{question} {answer(outcomes)}", sections)
 
 
@@ -54,7 +59,8 @@ def compare(outcomes: Sequence[StepOutcome], arm: str, base: str) -> Compared | 
     means = [[score["nats_per_token"]["mean"] for score in scores] for scores in list(zip(*pairs, strict=True))[1:]]
     seeds = [seed for seed, *_ in pairs]
     by_seed = {seed: a - b for seed, a, b in zip(seeds, *means, strict=True)}
-    return Compared(paired(*means), by_seed, float(np.mean([_over_rows(a, b) for _, a, b in pairs])))
+    over_rows = [_over_rows(a, b) for _, a, b in pairs if "row_nats" in a and "row_nats" in b]
+    return Compared(paired(*means), by_seed, float(np.mean(over_rows)) if over_rows else None)
 
 
 def _over_rows(one: dict[str, object], two: dict[str, object]) -> float:
@@ -151,7 +157,7 @@ def _table(outcomes: Sequence[StepOutcome]) -> ReportTable:
                 over_runs(list(nats_of(mine).values()), bound=bound),
                 base if found else "",
                 found.gap if found else None,
-                f"{found.rows:.3f}" if found else "",
+                f"{found.rows:.3f}" if found and found.rows is not None else "",
                 verdict(found.gap) if found else "",
             ])  # fmt: skip
     columns = (
@@ -178,6 +184,53 @@ def base_of(model: str) -> str:
         blocks = plain.split(",")[0]
         return "" if blocks == plain else blocks
     return TRICKS.get(plain) or _LEFT_TO_RIGHT.get(plain) or MDLM
+
+
+def _efficiency(outcomes: Sequence[StepOutcome]) -> Iterator[Section]:
+    """How many tokens one model needs for a bound that the other reaches too."""
+    rows: list[list[Cell]] = []
+    for (corpus, size, tokens), here in _settings(outcomes):
+        for arm, base in COMPARISONS:
+            ratios = [
+                ratio
+                for one in select(here, model=arm)
+                for two in select(here, model=base, seed=one.labels["seed"])
+                if (ratio := tokens_ratio(one.result["curve"], two.result["curve"], STEADY * tokens)) is not None
+            ]
+            if ratios:
+                rows.append([corpus, size, f"{tokens / MILLION:g}", f"{arm} / {base}", over_runs(ratios)])
+    if rows:
+        note = (
+            "The bound is the lowest that both reach on validation rows before the learning rate falls. Below 1 the "
+            "first model needs fewer tokens. As both take the same operations per token, it is the ratio of compute "
+            "too; γ = 0 takes fewer."
+        )
+        columns = ("corpus", "size", "M tokens", "models", "tokens to the same bound, ratio")
+        yield ReportTable("Sample efficiency", note, columns, rows)
+
+
+def tokens_ratio(one: Sequence[Sequence[float]], two: Sequence[Sequence[float]], until: float) -> float | None:
+    """The tokens that the first needs, as a multiple of those of the second, for the lowest bound that both reach.
+
+    Args:
+        one, two: validation curves: tokens and nats per token at each point.
+        until: later points are not looked at.
+    """
+    curves = [[(x, y) for x, y, *_ in curve if 0 < x <= until] for curve in (one, two)]
+    if any(len(curve) < 2 for curve in curves):
+        return None
+    target = max(min(y for _, y in curve) for curve in curves)
+    needed = [_tokens_to(target, curve) for curve in curves]
+    return None if None in needed else needed[0] / needed[1]  # type: ignore[operator]
+
+
+def _tokens_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None:
+    """Where a curve first reaches the bound, on straight lines over log tokens; None if that is its first point."""
+    for (x, y), (later, lower) in pairwise(curve):
+        if lower <= target < y:
+            fraction = (y - target) / (y - lower)
+            return float(np.exp(np.log(x) + fraction * (np.log(later) - np.log(x))))
+    return None
 
 
 def _over_tokens(outcomes: Sequence[StepOutcome]) -> Iterator[Section]:
@@ -213,18 +266,22 @@ def _curve_gaps(here: Sequence[StepOutcome], arm: str, base: str) -> list[tuple[
 
 def _over_size(outcomes: Sequence[StepOutcome]) -> Iterator[Section]:
     series = []
-    for arm, base in COMPARISONS:
+    for number, (arm, base) in enumerate(COMPARISONS):
         by_tokens: dict[int, list[tuple[float, Interval]]] = {}
         for (corpus, _, tokens), here in _settings(outcomes):
             found = compare(here, arm, base) if corpus == outcomes[0].labels["corpus"] else None
             if found is not None:
                 size = float(select(here, model=arm)[0].result["stack_parameters"])
-                by_tokens.setdefault(tokens, []).append((size, found.gap))
+                beside = size * 1.05 ** (number - 1)  # so that bars do not cover each other
+                by_tokens.setdefault(tokens, []).append((beside, found.gap))
         series += [
             Series.of(f"{arm} - {base}, {tokens / MILLION:g} M"[:60], sorted(points, key=lambda each: each[0]))
             for tokens, points in by_tokens.items()
         ]
     if series:
-        note = "On test rows after complete runs; bars are 95 % intervals over seeds, where there are several."
+        note = (
+            "On test rows after complete runs; bars are 95 % intervals over seeds, where there are several. Models of "
+            "one size are drawn side by side."
+        )
         axes = "parameters in stacks", "difference, nats per token"
         yield Chart("Difference over size", note, *axes, series[:7], x_log=True, levels=[("no difference", 0.0)])

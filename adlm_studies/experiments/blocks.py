@@ -277,5 +277,5 @@ def _found(nats: Nats) -> str:
         return ""
     each = "; ".join(f"{name}: {gap} %" for name, gap in closed)
     seeds = min(gap.runs for _, gap in closed)
-    told = f"{seeds} seeds" if seeds > 1 else "one seed, so this is no more than an indication"
+    told = f"{seeds} seeds" if seeds > 1 else "one seed, so this is only an indication"
     return f"Blocks close this much of the gap from MDLM to AR: {each} ({told})."

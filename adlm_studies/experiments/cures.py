@@ -125,7 +125,7 @@ def _found(corpus: str, outcomes: Sequence[StepOutcome]) -> str:
     """Which arms are surely below MDLM, and which surely above."""
     gaps = {arm: gap for arm, gap in _differences(outcomes).items() if gap is not None and gap.runs > 1}
     if not gaps:
-        return f"On {corpus} only one seed is finished, which is no more than an indication."
+        return f"On {corpus} only one seed is finished, which is only an indication."
     told = []
     for word, sign in (("lower", -1), ("higher", 1)):
         sure = [f"{arm} ({gap})" for arm, gap in gaps.items() if significant(gap) and gap.value * sign > 0]

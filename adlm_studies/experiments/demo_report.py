@@ -75,11 +75,15 @@ def _lead(corpus: str, trained: Mapping[str, StepOutcome]) -> str:
         return _LAG
     floor, unit = _floor(corpus), "story" if _floor(corpus) else "token"
     ar, blocks = (_nats(trained[name], unit).value for name in ("ar", TAKE_HOME))
-    seen = f"AR has {ar:.3g} nats per {unit}" + (f"; the entropy of the grammar is {floor:.3g}" if floor else "")
-    seen += ". ADLM in blocks keeps AR's weights, which verify what its adapters draft, so it writes as AR does"
-    if floor:
-        seen += f" ({_flawless(corpus, trained[TAKE_HOME].result['texts']).value:.0f} % flawless stories)"
-    return f"{seen}, and it has at most {blocks:.3g} nats if blocks are written without AR. {_LAG}"
+    entropy = f" (the entropy of the grammar is {floor:.3g})" if floor else ""
+    flawless = (
+        f" ({_flawless(corpus, trained[TAKE_HOME].result['texts']).value:.0f} % flawless stories)" if floor else ""
+    )
+    return (
+        f"AR has {ar:.3g} nats per {unit}{entropy}, and ADLM in blocks, which keeps AR's weights to verify what its "
+        f"adapters draft, writes as AR does{flawless} and has at most {blocks:.3g} nats if blocks are written without "
+        f"AR. {_LAG}"
+    )
 
 
 def _table(

@@ -114,7 +114,7 @@ def _why_not(name: str, scale: str, kept: str | None) -> str:
         splits_of(source)
         return "" if isinstance(source, HubDataset) or next(source.pieces(source.splits[0]), None) else "no text in it"
     except AdlmError as error:
-        return error.found
+        return error.found or error.asked
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Domains(Study):
         if len(names) < 2:
             found = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason) or "fewer than 2"
             fix = "keep files of some in $ADLM_DATA/NAME; pip install 'adlm[kjv]' has prose, Python itself has code"
-            raise ConfigError(f"asked to compare the domains {', '.join(asked)}", found, fix, subject="domains")
+            raise ConfigError(f"cannot compare the domains {', '.join(asked)}", found, fix, subject="domains")
         # Another choice of domains is another tokenizer, and what was trained in the old one is of no use.
         shared = "-".join((_SHARED, *names))
         left_out = tuple(f"{name}, {_called(name)}: {reason}" for name, reason in reasons.items() if reason)

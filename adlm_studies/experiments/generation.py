@@ -85,8 +85,11 @@ class MeasureRealText(StudyWork):
         corpus = _corpus(self.run)
         table = held_out(corpus, model.tokenizer, context.cache)
         if len(table) < 2 * self.texts:
-            asked = f"asked for {2 * self.texts} held-out rows of {corpus.source}"
-            raise DataError(asked, f"{len(table)} of them", f"ask for at most {len(table) // 2} texts", subject="texts")
+            raise DataError(
+                f"the {len(table)} held-out rows of {corpus.source} are enough for {len(table) // 2} texts, not for "
+                f"{self.texts}",
+                subject="texts",
+            )
         # From all over the split, in which neighbors may be of one document.
         chosen = np.linspace(0, len(table) - 1, 2 * self.texts).astype(np.int64)
         begin, end = model.config.packing.frame(model.tokenizer.roles)[0], model.tokenizer.roles.eos_id

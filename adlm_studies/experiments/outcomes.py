@@ -49,7 +49,7 @@ def exchange(study: Study, root: Path, outcomes: Path) -> Exchanged:
 def _checked(path: Path) -> dict[str, Any] | None:
     record = read_record(path)
     if record is None and path.exists():
-        raise DataError(f"{path} is no JSON object: restore it or delete it", subject=str(path))
+        raise DataError(f"{path} is not a JSON object: restore it or delete it", subject=str(path))
     if record is not None and record.get("checksum") != _checksum(record):
         raise DataError(f"{path} was changed since it was written: restore it or delete it", subject=str(path))
     return record

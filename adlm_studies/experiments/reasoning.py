@@ -61,7 +61,7 @@ class Budget(NamedTuple):
     test split are asked; 0 are all.
 
     Args:
-        longest: train on problems of so many tokens at most; 0: all. All are tested.
+        longest: train on problems of at most this many tokens; 0: all. All are tested.
         lessons: what fresh models begin with, in order.
         sizes: of problems that are asked beside the test split's.
         task, smaller: where the name is not a task's own: the task, and fields of it.

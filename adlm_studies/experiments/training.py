@@ -118,7 +118,7 @@ def splits_of(source: Source, train: str | None = None) -> tuple[str, str]:
     held = next((split for split in _HELD_OUT if split in source.splits and split != train), None)
     if held is None:
         raise DataError(
-            f"asked to score models on {source.name}",
+            f"cannot score models on {source.name}",
             f"only the splits {', '.join(source.splits)}: nothing held out to score on",
             "add a file with test or valid in its name, or rename the file so that it is cut into splits",
             subject=source.name,

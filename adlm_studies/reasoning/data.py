@@ -49,8 +49,8 @@ class ReasoningData(DataConfig):
     Args:
         tokenizer: `words` makes one of the words and digits of the task; else the file, folder or Hub name of the
             model to begin with, to which the marks are added.
-        problems: train on the first so many; 0: all.
-        held_out: validate on the first so many; 0: all.
+        problems: train on this many, from the first; 0: all.
+        held_out: validate on this many, from the first; 0: all.
         longest: leave out problems of more tokens than this, and say how many in the name; 0: leave out none. Rows are
             as long as the longest question and the longest rest together.
     """
@@ -79,7 +79,7 @@ class ReasoningData(DataConfig):
     def table(
         self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
     ) -> "ReasoningTable":
-        """The first so many problems of a split; 0: all."""
+        """The first problems of a split, this many; 0: all."""
         return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
 
     def rows_of(
@@ -91,11 +91,8 @@ class ReasoningData(DataConfig):
         lengths = [len(row.given) + len(row.rest) for row in rows]
         kept = [i for i, length in enumerate(lengths) if not self.longest or length <= self.longest]
         if not kept:
-            found = f"the shortest of {len(rows):,} has {min(lengths)}"
             raise DataError(
-                f"asked for problems of {name} with {self.longest} tokens at most",
-                found,
-                "allow more",
+                f"no problem of {name} has at most {self.longest} tokens; the shortest has {min(lengths)}",
                 subject="longest",
             )
         if len(kept) < len(rows):
@@ -112,7 +109,7 @@ def unknown_fraction(table: "ReasoningTable", tokenizer: Tokenizer) -> float:
 # Kept, since every stage reads the same problems, and drawing or parsing them takes longer than encoding them.
 @lru_cache(maxsize=4)
 def read_problems(task: Task, split: str, count: int = 0) -> Sequence[Problem]:
-    """The first so many of a split; 0: all."""
+    """The first of a split, this many; 0: all."""
     found = task.problems(split)
     chosen = tuple(found[:count] if count else found)
     if not chosen:

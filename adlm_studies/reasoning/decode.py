@@ -75,7 +75,7 @@ def answer_left_to_right(
     Args:
         fed: thoughts are read as the state of the place before.
         limit: tokens that are written at most.
-        top: so many tokens for each thought.
+        top: number of tokens for each thought.
     """
     if limit < 1 or batch < 1 or top < 1:
         name, value = next(each for each in (("limit", limit), ("batch", batch), ("top", top)) if each[1] < 1)

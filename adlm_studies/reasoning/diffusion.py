@@ -75,7 +75,7 @@ class DiffusionReasoningData(DataConfig):
     def table(
         self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
     ) -> "DiffusionReasoningTable":
-        """The first so many problems of a split; 0: all."""
+        """The first problems of a split, this many; 0: all."""
         return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
 
     def rows_of(
@@ -99,9 +99,10 @@ class DiffusionReasoningData(DataConfig):
         most = self.most + 1 + self.room
         kept = [i for i, row in enumerate(rows) if cut or len(row.rest) <= most]
         if not kept:
-            found = f"the shortest of {len(rows):,} needs {min(len(row.rest) for row in plain)}"
             raise DataError(
-                f"asked for {self.room} tokens after the anchors of {name}", found, "give more", subject="room"
+                f"no problem of {name} fits {self.room} tokens after the anchors; the shortest of {len(rows):,} needs "
+                f"{min(len(row.rest) for row in plain)}",
+                subject="room",
             )
         if len(kept) < len(rows):
             name += f" without {len(rows) - len(kept):,} that are too long"
@@ -185,7 +186,7 @@ def between(tokens: Tensor, begin: int, end: int) -> Tensor:
 
 
 def most_confident_first() -> Ordered:
-    """A sampler that writes one token at a time, the most confident first and always the likeliest."""
+    """A sampler that writes one token at a time, the most confident first and always the most likely."""
     return Ordered(filters=(Temperature(0.0),), pace=PerStep(1))
 
 

@@ -42,7 +42,7 @@ def load_reasoner(run: str, *, files: str | None = None, device: str = "auto") -
     if stored.get("kind") not in (ReasoningData.__name__, DiffusionReasoningData.__name__):
         found = f"it was trained on {stored.get('kind') or 'unknown data'}"
         fix = "name a folder that `adlm reason train` wrote"
-        raise ConfigError(f"asked {run} to reason", found, fix, subject=run)
+        raise ConfigError(f"{run} cannot reason: {found}; {fix}", subject=run)
     data = from_json(DataConfig, stored, where="run.data")  # type: ignore[type-abstract]
     assert isinstance(data, ReasoningData | DiffusionReasoningData)
     if files is not None:
@@ -67,7 +67,7 @@ def evaluate_reasoning(
     """The result on a split, and what became of each problem. A question that is drawn repeatedly counts once.
 
     Args:
-        problems: take the first so many of the split; None: all.
+        problems: take this many of the split, from the first; None: all.
         limit: tokens to write at most; by default a few more than the longest solution has.
         plain: a diffusion model unmasks anchors and the rest in one order, instead of anchors first.
         seed: of the sampler of a diffusion model.

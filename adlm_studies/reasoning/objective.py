@@ -38,11 +38,8 @@ class ThoughtCrossEntropy(Objective):
 
     def __post_init__(self) -> None:
         if self.fed < 0 or not min(self.anchor_weight, self.gamma) >= 0:
-            found = f"fed={self.fed}, anchor_weight={self.anchor_weight}, gamma={self.gamma}"
             raise ConfigError(
-                "asked to train with thoughts",
-                found,
-                "give 0 or more of each",
+                f"fed, anchor_weight and gamma must be at least 0, got {self.fed}, {self.anchor_weight}, {self.gamma}",
                 subject=", ".join(name for name in ("fed", "anchor_weight", "gamma") if not getattr(self, name) >= 0),
             )
 
@@ -122,14 +119,14 @@ class ThoughtCrossEntropy(Objective):
 
 def first_thought_column(batch: Batch, count: int) -> int:
     """The column of the first of `count` thoughts, which stand before the last given token in every row."""
-    asked = f"asked for {count} thoughts in rows of {batch.tokens.shape[1]} tokens"
+    asked = f"cannot find {count} thoughts in rows of {batch.tokens.shape[1]} tokens"
     fix = "read rows of adlm_studies.reasoning.data.ReasoningData, of the same stage"
     if batch.frozen is None or not bool(batch.frozen.any()):
-        raise DataError(asked, "nothing of them is given", fix, subject="frozen")
+        raise DataError(f"{asked}: nothing of them is given; {fix}", subject="frozen")
     last = batch.frozen.shape[1] - 1 - batch.frozen.flip(-1).long().argmax(-1)
     first = int(last[0]) - count
     if bool((last != last[0]).any()) or first < 1:
-        raise DataError(asked, "what is given ends at other columns, or is shorter", fix, subject="columns")
+        raise DataError(f"{asked}: what is given ends at other columns, or is shorter; {fix}", subject="columns")
     return first
 
 

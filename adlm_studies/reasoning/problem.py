@@ -99,7 +99,7 @@ class GeneratedTask(Task):
 
 @dataclass(frozen=True)
 class GeneratedProblems(Sequence[Problem]):
-    """Problems that are drawn when they are asked for."""
+    """Problems that are drawn when they are used."""
 
     task: GeneratedTask
     split: str
@@ -144,14 +144,14 @@ def published_folder(folder: str, name: str) -> Path | None:
 def published_file(folder: Path | None, file: str, name: str) -> Path:
     """A file that has to be there."""
     if folder is None:
-        asked = f"asked for problems of {name}"
+        asked = f"cannot read problems of {name}"
         raise DataError(
             asked, "no folder with its files", f"name the folder, or keep {file} in $ADLM_DATA/{name}", subject=name
         )
     if not (folder / file).is_file():
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise DataError(
-            f"asked for {file} of {name} in {folder}", there, f"put {file} there, as it is published", subject=file
+            f"cannot read {file} of {name} in {folder}", there, f"put {file} there, as it is published", subject=file
         )
     return folder / file
 
@@ -160,7 +160,7 @@ def records(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The objects of a JSON file (a list, or one a line), each with the words for where it is."""
     for where, record in [*json_records(path, TextFiles(str(path)))]:  # so that the file is closed whatever is in it
         if not isinstance(record, Mapping):
-            raise malformed(where, f"{str(record)[:40]!r}, which is no object", "give an object for each problem")
+            raise malformed(where, f"{str(record)[:40]!r}, which is not an object", "give an object for each problem")
         yield where, record
 
 
@@ -183,4 +183,4 @@ def texts_of(record: Mapping[str, object], field: str, where: str) -> tuple[str,
 
 def malformed(where: str, found: str, fix: str) -> DataError:
     """The error for a record that is not in the expected form."""
-    return DataError(f"asked to read a problem at {where}", found, fix, subject=where)
+    return DataError(f"cannot read a problem at {where}", found, fix, subject=where)

@@ -126,14 +126,16 @@ class PublishedTask(GeneratedTask, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked = f"asked for {self.name} of the sizes {self.least} to {self.most}"
         if not self.smallest <= self.least <= self.most <= self.largest:
             raise ConfigError(
-                asked, "no such problems", f"give sizes from {self.smallest} to {self.largest}", subject="least, most"
+                f"{self.name} has sizes from {self.smallest} to {self.largest}, got {self.least} to {self.most}",
+                subject="least, most",
             )
         if self.folder and not self._as_published:
             raise ConfigError(
-                asked, f"files with problems of {self.published_size}", "leave out the folder", subject="folder"
+                f"the published files of {self.name} have problems of {self.published_size}, got sizes {self.least} to "
+                f"{self.most}; leave out the folder",
+                subject="folder",
             )
 
     def problems(self, split: str) -> Sequence[Problem]:

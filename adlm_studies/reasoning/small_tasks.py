@@ -34,9 +34,10 @@ class Arithmetic(GeneratedTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.least <= self.most or self.largest < 9:
-            found = f"least={self.least}, most={self.most}, largest={self.largest}"
             raise ConfigError(
-                "asked for arithmetic", found, "use 1 <= least <= most, and largest >= 9", subject=self.name
+                f"arithmetic needs 1 <= least <= most and largest >= 9, got least={self.least}, most={self.most}, "
+                f"largest={self.largest}",
+                subject=self.name,
             )
 
     def parse_answer(self, text: str) -> str | None:
@@ -87,9 +88,11 @@ class LetterGraph(GeneratedTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.least <= self.most or not 2 * (self.most + 1) <= self.nodes <= len(ascii_lowercase):
-            found = f"nodes={self.nodes}, least={self.least}, most={self.most}"
-            fix = f"give 1 <= least <= most, and nodes from 2 most + 2 = {2 * self.most + 2} to 26"
-            raise ConfigError("asked for the task graph", found, fix, subject=self.name)
+            raise ConfigError(
+                f"the task graph needs 1 <= least <= most and 2 most + 2 <= nodes <= 26, got least={self.least}, "
+                f"most={self.most}, nodes={self.nodes}",
+                subject=self.name,
+            )
 
     def parse_answer(self, text: str) -> str | None:
         """The last letter that stands by itself or at an edge, after the mark of answers where there is one."""

@@ -193,24 +193,16 @@ def diffusion_stage(curriculum: Curriculum, out: Path, objective: Objective) -> 
     """
     method, task = curriculum.method, curriculum.task
     if not isinstance(method, Anchored | Chain):
-        found = "a diffusion model writes anchors and steps, or steps alone"
         raise ConfigError(
-            f"asked for {method.name} with a diffusion model",
-            found,
-            "use the method anchored or chain",
-            subject="method",
+            f"a diffusion model cannot be trained by the method {method.name}: use anchored or chain", subject="method"
         )
     if curriculum.longest:
         raise ConfigError(
             "--longest does not apply to a diffusion model, which has room for all problems", subject="longest"
         )
     if curriculum.anchor_weight != 1:
-        found = "anchors are tokens like all others there"
         raise ConfigError(
-            f"asked for anchor_weight={curriculum.anchor_weight} with a diffusion model",
-            found,
-            "leave it out",
-            subject="anchor_weight",
+            f"anchor_weight must be 1 for a diffusion model, got {curriculum.anchor_weight}", subject="anchor_weight"
         )
     if isinstance(objective, Anelbo):
         objective = replace(objective, gamma=curriculum.gamma, rule=curriculum.rule)
@@ -230,16 +222,14 @@ def diffusion_stage(curriculum: Curriculum, out: Path, objective: Objective) -> 
 
 
 def run_on(data: DataConfig, name: str, curriculum: Curriculum, objective: Objective, start: Init, epochs: int) -> Run:
-    """A run of so many epochs, scaled, on this data."""
+    """A run of this many epochs, scaled, on this data."""
     prepared = data.prepare()
     table = prepared.train
     assert isinstance(table, ReasoningTable)
     if (fraction := unknown_fraction(table, prepared.tokenizer)) > _MOST_UNKNOWN:
-        found = f"{fraction:.0%} of the tokens are words that the tokenizer has not"
         raise DataError(
-            f"asked to train on {table.name}",
-            found,
-            "begin with fresh weights, or with a model of this task",
+            f"{fraction:.0%} of the tokens of {table.name} are unknown to the tokenizer; begin with fresh weights, or "
+            "with a model of this task",
             subject="tokenizer",
         )
     rows = min(curriculum.batch_size, len(table))
@@ -278,7 +268,7 @@ def starting_model(name: str, size: str | StackConfig = "nano") -> StartingModel
         return StartingModel(network, objective if name in DIFFUSION else None, RandomInit(), WORDS)
     if not Path(name).is_dir() and "/" not in name and name != BOX:
         raise UnknownName("base", name, (*LEFT_TO_RIGHT, *DIFFUSION, "FOLDER", "OWNER/NAME"))
-    asked = f"asked to begin with {name}"
+    asked = f"cannot start from {name}"
     if name == BOX:
         name = str(find_model(name, revision=None, asked=asked))
     folder = find_transformers_model(name, asked=asked)

@@ -23,8 +23,7 @@ def make_task(name: str, folder: str | None = None, **options: Any) -> Task:
     given = {**options, **({"folder": folder} if folder else {})}
     known = {field.name for field in fields(kind)}
     if strange := sorted(given.keys() - known):
-        found = f"it has {', '.join(sorted(known))} and no {', '.join(strange)}"
         raise ConfigError(
-            f"asked for the task {name} with {', '.join(strange)}", found, "leave it out", subject=strange[0]
+            f"the task {name} has no {', '.join(strange)}; it has {', '.join(sorted(known))}", subject=strange[0]
         )
     return kind(**given)

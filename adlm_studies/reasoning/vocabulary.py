@@ -48,9 +48,9 @@ def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
         # The mask that was appended by its role alone: without a name its id would go to the first mark.
         backend.add_special_tokens([AddedToken(MASK, special=True)])
         if backend.token_to_id(MASK) != roles.mask_id:
-            found = f"its mask has the id {roles.mask_id}, and there are gaps before it"
             raise DataError(
-                "asked to add marks to a tokenizer", found, "use one whose ids have no gaps", subject="tokenizer"
+                f"cannot add marks to a tokenizer with gaps among the ids before its mask, {roles.mask_id}",
+                subject="tokenizer",
             )
     backend.add_special_tokens([AddedToken(mark, special=True) for mark in SPECIAL_TOKENS])
     size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
@@ -80,14 +80,12 @@ class FinetuneWithNewTokens(Init):
     model: str
 
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
-        asked = f"asked to start from {self.model}, with marks for reasoning"
+        asked = f"cannot start from {self.model}, with marks for reasoning"
         other, config, theirs = load_model(find_model(self.model, revision=None, asked=asked), asked=asked)
         if with_special_tokens(theirs).fingerprint != tokenizer.fingerprint:
-            raise ModelError(asked, "the run has another tokenizer", f"set tokenizer={self.model}", subject="tokenizer")
+            raise ModelError(f"{asked}: the run has another tokenizer; set tokenizer={self.model}", subject="tokenizer")
         if getattr(model, "config", config.network) != config.network:
-            raise ModelError(
-                asked, "the run trains another network", "take the network of the model", subject="network"
-            )
+            raise ModelError(f"{asked}: the run trains another network", subject="network")
         grown = other.state_dict()
         for name, ours in model.state_dict().items():
             old = grown[name]
@@ -95,7 +93,7 @@ class FinetuneWithNewTokens(Init):
                 if old.shape[1:] != ours.shape[1:] or len(old) != theirs.vocab_size:
                     fix = "use a model whose hand-over does not go by the vocabulary"
                     raise ModelError(
-                        asked, f"{name} has {tuple(old.shape)} there, {tuple(ours.shape)} here", fix, subject=name
+                        f"{asked}: {name} has {tuple(old.shape)} there, {tuple(ours.shape)} here; {fix}", subject=name
                     )
                 new = old.mean(0, keepdim=True).expand(len(ours) - len(old), *old.shape[1:])
                 grown[name] = torch.cat([old, new])

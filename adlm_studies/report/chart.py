@@ -23,6 +23,7 @@ DARK = ("#56b4e9", "#e69f00", "#1fc79a", "#f0793a", "#db95be", "#8fb8ff", "#f0e4
 _INK, _SOFT, _GRID = ("#1d2430", "#e8ebf0"), ("#5b6575", "#a3adbc"), ("#e6e9ee", "#333b47")  # light, dark
 _HUGE = 1e30  # larger values are not drawn: sums of them may not be finite
 _LONGEST = 60  # characters of a name
+_LEGEND = 90  # characters of a row of the legend, with its lines
 _FEW = 30  # points that are shown as dots on a line; more are visible only under the pointer
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 
@@ -136,8 +137,9 @@ def _draw(panel: Any, chart: Chart, drawn: list[list[ChartPoint]]) -> None:
             panel.annotate(
                 _clean(name), (0.01, y), (0, 3), panel.get_yaxis_transform(), "offset points", color=_SOFT[0]
             )
-    if any(series.name for series in chart.series):
-        panel.legend(frameon=False, labelcolor=_INK[0], loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    if widest := max((len(series.name) for series in chart.series), default=0):
+        columns = max(1, min(3, _LEGEND // (widest + 6)))  # a wider legend would narrow the panel
+        panel.legend(frameon=False, labelcolor=_INK[0], loc="lower left", bbox_to_anchor=(0, 1), ncols=columns)
     if not any(drawn):
         panel.text(0.5, 0.5, "nothing to draw", transform=panel.transAxes, ha="center", color=_SOFT[0])
 
@@ -153,13 +155,19 @@ def _draw_series(panel: Any, number: int, series: Series, shown: list[ChartPoint
             low, high = [p.low for p in shown], [p.high for p in shown]
             panel.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, gid="band")
         else:
-            reach = [[p.y - p.low for p in shown], [p.high - p.y for p in shown]]
+            reach = [[_below(p) for p in shown], [p.high - p.y for p in shown]]
             panel.errorbar(x, y, reach, fmt="none", color=colour, alpha=0.75, capsize=3)
     visible = not series.line or len(shown) <= _FEW
     for i, point in enumerate(shown):
         panel.plot(point.x, point.y, "o", color=colour, mew=0, alpha=1 if visible else 0, gid=f"dot-{number}-{i}")
         if point.label:
             panel.annotate(_clean(point.label), (point.x, point.y), (5, 5), textcoords="offset points", color=_SOFT[0])
+
+
+def _below(point: ChartPoint) -> float:
+    """How far the bar of a point reaches down: not to 0 by rounding, which a logarithmic axis does not have."""
+    reach = point.y - point.low
+    return min(reach, point.y * (1 - 1e-12)) if point.low > 0 else reach
 
 
 def _described(chart: Chart, drawn: list[list[ChartPoint]]) -> str:

@@ -124,7 +124,7 @@ def read_trained(folder: Path, name: str) -> TrainedRun:
         if not folder.is_dir():
             found = "a file, not a folder" if folder.exists() else "no such folder"
         fix = "name a folder that `adlm train` or `adlm demo` wrote"
-        raise ConfigError(f"asked for a report of {folder}", found, fix, subject=str(folder))
+        raise ConfigError(f"cannot make a report of {folder}: {found}; {fix}", subject=str(folder))
     step = steps = tokens = 0
     seconds = before = 0.0
     curve: list[tuple[float, float]] = []
@@ -143,7 +143,7 @@ def read_trained(folder: Path, name: str) -> TrainedRun:
     return TrainedRun(
         folder,
         name,
-        read_config(folder, f"asked for a report of {folder}"),
+        read_config(folder, f"cannot make a report of {folder}"),
         run,
         step,
         steps,

@@ -37,7 +37,7 @@ def record_generation(
 
     Args:
         predictions: how many of its likeliest tokens each stage shows at a blank, before any filter of the sampler.
-        frames: at most so many, the empty canvas among them; steps in between are merged.
+        frames: at most this many, the empty canvas among them; steps in between are merged.
         options: of `TextModel.generate`.
     """
     if frames < 2:

@@ -63,7 +63,7 @@ def _shown(solved: SolvedProblem, title: str, anchors: Sequence[str]) -> Group:
 
 
 def _thoughts(thoughts: Sequence[Sequence[ThoughtPrediction]], anchors: Sequence[str], placed: Sequence[str]) -> Table:
-    """A row per thought: its target token, the token that a diffusion model placed there, and its likeliest tokens."""
+    """A row per thought: its target token, the token that a diffusion model placed there, and its top tokens."""
     table = Table(box=None, pad_edge=False)
     for name in ("", "important", *(["placed"] if placed else []), *(["predicted"] + [""] * (len(thoughts[0]) - 1))):
         table.add_column(name)

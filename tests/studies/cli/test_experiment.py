@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from adlm.cli import main
+from adlm.errors import ConfigError
 from adlm.train.run_folder import read_run
 from adlm_studies.experiments.paired_rows import TrainAndScoreRows
+from adlm_studies.experiments.study import read_results
 
 # Two steps: every part of the command, none of the quality.
 TINY = ["--set", 'corpora=["stories"]', "--set", 'arms=["AR", "ADLM"]', "--set", "training_steps=2", "--set", "rows=8"]
@@ -86,3 +88,30 @@ def test_outcomes_are_kept_and_read_back_on_another_machine(tmp_path, capsys, mo
     assert "adlm train" not in shown
     assert main([*words, "--out", str(tmp_path / "two")]) == 0
     assert len(executed) == 3
+
+
+def test_a_report_of_what_is_finished_so_far_runs_nothing(tmp_path, capsys, monkeypatch):
+    score = {"rows": 1, "data": "key", "row_nats": [8.0], "nats_per_token": {"mean": 1.0, "error": 0.1, "draws": 8}}
+    result = {"scores": {"stories": score}, "stack_parameters": 1, "work": 1, "curve": [[4096, 1.0, 0.1]]}
+    stopped = []
+
+    def execute(self, context):
+        if stopped:
+            raise ConfigError("nothing more is run")
+        stopped.append(context.name)
+        return result
+
+    monkeypatch.setattr(TrainAndScoreRows, "execute", execute)
+    words = ["experiment", "anchoring-2", "--scale", "nano", "--seeds", "1", "--set", 'phases=["main"]', "--jobs", "1"]
+    words += ["--out", str(tmp_path)]
+    assert main([*words, "--report", "--plan"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+    assert main([*words, "--report"]) != 0
+    assert "no step of anchoring-2 is finished" in capsys.readouterr().err
+    assert main(words) != 0
+    capsys.readouterr()
+    assert main([*words, "--report"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 steps are not finished" in shown
+    assert len(stopped) == 1
+    assert len(read_results(tmp_path / "results.json")) == 1

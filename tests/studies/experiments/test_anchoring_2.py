@@ -14,7 +14,7 @@ from adlm.models.hand_over import Hidden, Logits
 from adlm.models.network import Vocabulary
 from adlm.train.plan import summary
 from adlm_studies.experiments.anchoring_2 import PHASES, Anchoring2
-from adlm_studies.experiments.anchoring_2_report import answer, base_of, compare, trend, verdict
+from adlm_studies.experiments.anchoring_2_report import answer, base_of, compare, tokens_ratio, trend, verdict
 from adlm_studies.experiments.anchoring_arms import (
     ADLM,
     ARMS,
@@ -236,3 +236,13 @@ def test_the_trend_over_sizes_and_budgets_is_told():
     assert "the sign changes at" in answer(found)
     assert "no change of sign can be located" in answer(found)  # along size
     assert answer([]) == "The main comparison has no finished pair yet."
+
+
+def test_the_tokens_to_the_same_bound_are_compared_where_both_reach_it():
+    def curve(speed):  # a bound that falls by 1 per factor of e in tokens
+        return [(0, 9.0, 0.1), *((x, 8 - np.log(x * speed), 0.1) for x in range(1, 11))]
+
+    assert tokens_ratio(curve(1.25), curve(1.0), 7) == pytest.approx(0.8)
+    assert tokens_ratio(curve(1.0), curve(1.25), 7) == pytest.approx(1.25)
+    assert tokens_ratio(curve(1.0)[:2], curve(1.0), 7) is None
+    assert tokens_ratio(curve(100.0), curve(1.0), 7) is None  # one is below from its first point on

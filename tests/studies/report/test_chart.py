@@ -122,3 +122,9 @@ def test_without_matplotlib_a_page_has_the_figures_and_says_what_is_missing(monk
     assert "adlm[plot]" in made
     assert "<svg class=" not in made
     assert "<td" in made
+
+
+def test_a_bar_that_ends_far_below_its_point_stays_on_a_logarithmic_axis():
+    chart = Chart("t", series=[Series("a", [0.0], [81629.0], [5.6e-14], [81629.0])], y_log=True)
+    (use,) = [use for dot in of_class(svg(chart), "dot") for use in dot.iter(USE)]
+    assert 0 <= float(use.get("y")) <= 360
