@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, strictly: what is not known is named, never ignored.
+"""Frozen dataclasses to JSON and back, strictly: an unknown field is an error, never ignored.
 
 A value is written as its fields and its `kind`, the name of its class. Where a field may hold one of several classes,
 the registry says which class a kind is.

@@ -98,8 +98,10 @@ def joined(device: str = "auto") -> Iterator[DistributedContext]:
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        asked = f"asked to join {size} processes (WORLD_SIZE)"
-        raise ConfigError(asked, f"no {', '.join(missing)}", "start them with torchrun", subject=missing[0])
+        raise ConfigError(
+            f"cannot join {size} processes (WORLD_SIZE) without {', '.join(missing)}; start them with torchrun",
+            subject=missing[0],
+        )
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     # gloo carries what lies in main memory: small values, and checkpoints written in the background.
@@ -140,8 +142,9 @@ def device_for(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        fix = "use auto, cpu, cuda or mps"
-        raise ConfigError(f"asked for the device {name!r}", reason, fix, subject=str(name)) from error
+        raise ConfigError(
+            f"the device {name!r} cannot be used ({reason}); use auto, cpu, cuda or mps", subject=str(name)
+        ) from error
     return device
 
 

@@ -13,8 +13,8 @@
         ├── Interrupted  a run that was told to stop; it can be resumed
         └── JobsFailed   some of several jobs that were run side by side
 
-A message is one sentence where that says it all. Where the user has a real choice it has three parts: what was
-asked, what was found, what to do.
+A message is one sentence where that says it all. Where the user could not know what to do next, or has a real choice,
+it has three parts: what cannot be done, what was found, what to do. tests/three_parts.txt lists these, with reasons.
 """
 
 import difflib
@@ -28,8 +28,8 @@ class AdlmError(Exception):
     """An error that a user can correct.
 
     Args:
-        asked: what was asked for; the whole message if there is nothing to add.
-        found: what was found instead.
+        asked: what is wrong, or what cannot be done; the whole message if there is nothing to add.
+        found: why: what was found.
         fix: what to do.
         subject: the option, field, file or name that the error is about. Programs and tests tell errors apart by it,
             so that messages can be reworded.
@@ -77,11 +77,11 @@ class DamagedData(DataError):
 
 
 class NotUtf8(DataError):
-    """Bytes of a file that are not UTF-8. Callers that can replace them say how (`with_option`)."""
+    """Bytes of a file that are not UTF-8. Callers that can replace them name the option (`with_option`)."""
 
     def __init__(self, where: str, found: str, option: str = "") -> None:
         fix = "convert the file to UTF-8" + (f", or replace such bytes: {option}" if option else "")
-        super().__init__(f"asked to read {where} as UTF-8", found, fix, subject=where)
+        super().__init__(f"cannot read {where} as UTF-8", found, fix, subject=where)
         self.where = where
 
     def with_option(self, option: str) -> "NotUtf8":
@@ -106,7 +106,7 @@ class Interrupted(TrainingError):
 
 
 class JobsFailed(TrainingError):
-    """Raised if some of several jobs failed. `errors` has theirs by name, `values` the values of the others."""
+    """Raised if some of several jobs failed. `errors` has their errors by name, `values` the values of the others."""
 
     def __init__(
         self, asked: str, found: str, fix: str, *, errors: Mapping[str, AdlmError], values: Mapping[str, Any]
@@ -123,23 +123,21 @@ class UnknownName(ConfigError):
         close = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         super().__init__(
-            f"asked for the {kind} {name!r}",
-            f"no {kind} of that name",
-            f"{hint}known: {', '.join(self.known)}",
+            f"there is no {kind} {name!r}",
+            fix=f"{hint}known: {', '.join(self.known)}",
             subject=name,
         )
 
 
 def optional_module(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import `module`, or say which extra brings it."""
+    """Import `module`, or name the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and module.split(".")[0] != error.name.split(".")[0]:
             raise
         raise MissingExtra(
-            f"{purpose} needs the package {module!r}",
-            "it is not installed",
-            f"pip install 'adlm[{extra}]'",
+            f"{purpose} needs the package {module!r}, which is not installed",
+            fix=f"pip install 'adlm[{extra}]'",
             subject=extra,
         ) from error

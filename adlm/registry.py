@@ -1,6 +1,6 @@
 """The registry: every class that a stored configuration or an option can name, by group and name.
 
-Members are listed as "module:name" and imported when they are asked for. Other packages add theirs by an entry point
+Members are listed as "module:name" and imported when they are first used. Other packages add theirs by an entry point
 of the group `adlm.plugins` (a module that registers on import); scripts by `adlm.register` and `--import MODULE`.
 
 A stored configuration names a class by its `kind`, which is the name of the class. Names in lower case are what users
@@ -303,23 +303,21 @@ def _inside(module: str, folder: Path) -> Path | None:
 
 
 def _import(module: str, asked: str = "") -> None:
-    asked = asked or f"asked for --import {module}"
+    asked = asked or f"cannot import {module!r} (--import)"
     if not _MODULE.fullmatch(module):
-        fix = "give the name of a module, as in --import my_module for my_module.py"
-        raise ConfigError(asked, "not the name of a module", fix, subject=module)
+        raise ConfigError(f"{asked}: not the name of a module, such as my_module for my_module.py", subject=module)
     _search_working_folder()
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(asked, f"it needs {error.name!r}", f"install {error.name}", subject=module) from error
+            raise ConfigError(f"{asked}: it needs {error.name!r}, which is not installed", subject=module) from error
         fix = f"run it where {module.split('.')[0]}.py is, or install it, and give --import {module}"
         raise ConfigError(asked, "no module of that name", fix, subject=module) from error
     except ConfigError:
         raise
     except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-        raise ConfigError(asked, found, f"correct it: python -c 'import {module}'", subject=module) from error
+        raise ConfigError(f"{asked}: {type(error).__name__}: {error}", subject=module) from error
 
 
 def _search_working_folder() -> None:
@@ -378,10 +376,15 @@ def _check(group: str, member: Any) -> None:
     name = getattr(member, "__name__", repr(member))
     if isinstance(member, type):
         if not issubclass(member, base):
-            fix = f"derive it from {base.__module__}.{base.__name__}"
-            raise ConfigError(f"asked to register {name} as a {group}", "a class of another kind", fix, subject=name)
+            raise ConfigError(
+                f"cannot register {name} as a {group}: it is not derived from {base.__module__}.{base.__name__}",
+                subject=name,
+            )
         if not is_dataclass(member) or "__dataclass_params__" not in vars(member):
-            fix = "put @dataclass(frozen=True) below @adlm.register"
-            raise ConfigError(f"asked to register {name} as a {group}", "not a dataclass", fix, subject=name)
+            raise ConfigError(
+                f"cannot register {name} as a {group}: it is not a dataclass; put "
+                "@dataclass(frozen=True) below @adlm.register",
+                subject=name,
+            )
     elif group != "sampler" or not callable(member):
         raise ConfigError(f"only a class can be registered as a {group}, got {name}", subject=name)

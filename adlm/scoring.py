@@ -1,4 +1,4 @@
-"""What a text costs under a model, token by token."""
+"""The cost of a text under a model, token by token."""
 
 from typing import NamedTuple
 

@@ -100,7 +100,7 @@ def _check(jobs: Sequence[ProcessJob]) -> None:
         except Exception as error:
             fix = "give it functions and classes that a module defines at its top level"
             raise ConfigError(
-                f"the job {job.name} cannot be sent to another process", str(error), fix, subject=job.name
+                f"the job {job.name} cannot be sent to another process: {error}; {fix}", subject=job.name
             ) from error
         seen.add(job.name)
 

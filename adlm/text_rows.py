@@ -84,7 +84,7 @@ class RowFormat:
 
         Args:
             prompt: a text, or the ids of one.
-            limit: at most so many new tokens; by default as many as the row has room for.
+            limit: the most new tokens to write; by default as many as the row has room for.
             windowed: the network is shown a window of the row, which may then be longer than those of training.
         """
         roles = self.tokenizer.roles
@@ -104,9 +104,9 @@ class RowFormat:
             raise OutOfRange("max_new_tokens", limit, "at least 1")
         elif limit > room and not self.one_way and (after or not windowed):
             raise ConfigError(
-                f"asked for {limit} new tokens after a prompt of {len(ids)}",
-                f"the model's rows have room for {max(room, 0)} more",
-                "ask for fewer" if after else "ask for fewer, or set block_size to write in blocks",
+                f"{limit} new tokens do not fit after a prompt of {len(ids)}: the model's rows have room for "
+                f"{max(room, 0)} more"
+                f"{'' if after else '; set block_size to write in blocks'}",
                 subject="max_new_tokens",
             )
         closing = [*after, *self.end] if after else []
@@ -148,7 +148,7 @@ class RowFormat:
         return Canvas(tokens, frozen, numbers, held)
 
     def text(self, row: TextRow, tokens: Sequence[int], *, stop: bool = True, strings: Sequence[str] = ()) -> str:
-        """The text of a filled row, up to the end token if `stop`, and to the first of the strings."""
+        """The text of a filled row, up to the end token if `stop`, and up to the first of the strings."""
         written, end = list(tokens[row.start : row.end]), self.tokenizer.roles.eos_id
         if stop and end in written:
             written = written[: written.index(end)]

@@ -49,7 +49,7 @@ class ProcessJob:
 
 
 class UnexpectedError(TrainingError):
-    """An exception of a job that is no `AdlmError`, or the end of its process."""
+    """An exception of a job that is not an `AdlmError`, or the end of its process."""
 
 
 def pickled(value: Any) -> bytes:

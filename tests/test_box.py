@@ -28,6 +28,7 @@ def test_its_card_has_its_figures_and_its_source_and_no_path_of_a_machine():
     card = (BOX / "README.md").read_text(encoding="utf-8")
     for words in ("stories15M", "MIT", "CDLA-Sharing-1.0", "nats per token", "the source", "left to right"):
         assert words in card
+    assert "MIT License" in (BOX / "LICENSE").read_text(encoding="utf-8")
     for path in BOX.iterdir():
         content = path.read_bytes()
         assert b"/tmp" not in content

@@ -18,7 +18,7 @@ from tests.errors import raises
 
 
 def test_messages_have_three_parts():
-    assert str(DataError("asked", "this", "that")).splitlines() == ["asked", "  found: this", "  to do: that"]
+    assert str(DataError("cannot", "this", "that")).splitlines() == ["cannot", "  found: this", "  to do: that"]
 
 
 def test_unknown_names_offer_the_nearest():

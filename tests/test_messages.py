@@ -53,7 +53,7 @@ def test_the_messages_are_those_of_the_snapshot():
 
 
 def test_what_is_computed_shows_in_braces():
-    (call,) = ast.parse('ConfigError(f"asked for {n + 1} rows", found, "give fewer", subject="n")').body
+    (call,) = ast.parse('ConfigError(f"cannot read {n + 1} rows", found, "give fewer", subject="n")').body
     assert isinstance(call, ast.Expr)
     assert isinstance(call.value, ast.Call)
-    assert [template(each) for each in call.value.args] == ["asked for {n + 1} rows", "{found}", "give fewer"]
+    assert [template(each) for each in call.value.args] == ["cannot read {n + 1} rows", "{found}", "give fewer"]

@@ -58,10 +58,7 @@ def check_types(known: int, size: int) -> None:
     """Refuse a rule that knows fewer token types than the model: a GPU would abort at an id out of range."""
     if known < size:
         raise ConfigError(
-            f"asked for anchors in a vocabulary of {size} tokens",
-            f"the rule knows {known} types",
-            "make the rule from the tokenizer, or the anchor table of the data, of the model",
-            subject="rule",
+            f"the anchor rule knows {known} token types, but the vocabulary of the model has {size}", subject="rule"
         )
 
 
@@ -75,9 +72,7 @@ def look_up(table: Tensor, batch: Batch, rule: str) -> Tensor:
             wrong = (tokens < 0) | (tokens >= len(table))
             row = int(batch.index[wrong.any(1)][0])
             raise DataError(
-                f"asked {rule} for the anchors of row {row}",
-                f"token {int(tokens[wrong][0])}, where the rule knows {len(table)} types",
-                "make the rule from the tokenizer, or the anchor table of the data, that the rows come from",
+                f"row {row} has the token {int(tokens[wrong][0])}, but {rule} knows only {len(table)} token types",
                 subject=f"row {row}",
             )
     return table[tokens]

@@ -57,11 +57,14 @@ class ContentWords(TypeRule):
             size = len(base64.b64decode(self.bits, validate=True))
         except (binascii.Error, ValueError) as error:
             raise ConfigError(
-                "asked for ContentWords", f"bits that are not base64: {error}", _MAKE, subject="bits"
+                f"ContentWords.bits must be base64 ({error}); make it with ContentWords.from_tokenizer", subject="bits"
             ) from error
         if self.vocab_size < 1 or size != (self.vocab_size + 7) // 8:
-            asked = f"asked for ContentWords of {self.vocab_size} types"
-            raise ConfigError(asked, f"{size} bytes of bits", _MAKE, subject="bits")
+            raise ConfigError(
+                f"ContentWords.bits must have a bit for each of {self.vocab_size} token types, got {size} bytes; "
+                "make it with ContentWords.from_tokenizer",
+                subject="bits",
+            )
 
     @classmethod
     def from_tokenizer(
@@ -85,6 +88,3 @@ class ContentWords(TypeRule):
 
     def __repr__(self) -> str:
         return f"ContentWords({int(self.types().sum())} of {self.vocab_size} types)"
-
-
-_MAKE = "make it with ContentWords.from_tokenizer"

@@ -47,10 +47,10 @@ def command(
 def _for_transformers(source: str, out: Path, options: Options, *, force: bool) -> list[str]:
     from adlm.hf import export
 
-    asked = f"asked to convert {source}"
+    asked = f"cannot convert {source}"
     check_none_given(options, asked)
     if out.is_file() or out.resolve() == find_model(source, asked=asked).resolve():
-        raise ConfigError(asked, f"{out} as the folder to write", "name a new folder", subject=str(out))
+        raise ConfigError(f"{asked} to {out}: name a new folder", subject=str(out))
     check_free(out, force=force, asked=asked)
     export(load(source), out)
     return [f"wrote {out}: transformers loads it after `import adlm.hf`, or without it if its code is trusted"]

@@ -152,7 +152,7 @@ def _prepare(
     source: Source, tokenizer: str, split: str, packing: Packing, work: WorkOptions, *, anchor_table: bool
 ) -> None:
     chosen = tokenizer_for(tokenizer, source, cache=work.cache, force=work.force)
-    console().print(f"{source.name}: {chosen.vocab_size:,} tokens, licence: {source.licence}", highlight=False)
+    console().print(f"{source.name}: {chosen.vocab_size:,} tokens, license: {source.licence}", highlight=False)
     for name in source.splits if split == "all" else (split,):
         shards = _prepare_split(source, name, chosen, packing, work)
         print(shards.folder, file=sys.stdout)
@@ -189,7 +189,7 @@ def _count(shards: Shards) -> Path:
 
 
 def _print_catalog() -> None:
-    columns = {"name": "name", "summary": "what", "licence": "licence", "origin": "from"}
+    columns = {"name": "name", "summary": "what", "licence": "license", "origin": "from"}
     table = Table(*columns.values())
     for entry in listing():
         table.add_row(*(entry[column] for column in columns))

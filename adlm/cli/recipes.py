@@ -13,6 +13,7 @@ from adlm.config import to_json, with_changes
 from adlm.distributed import device_for
 from adlm.errors import ConfigError, OutOfRange, UnknownName
 from adlm.models.costs import ForwardWork, count_parameters, forward_work, training_work
+from adlm.models.hand_gradients import attention_by
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.sizes import KINDS, SIZES, published
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo
@@ -56,14 +57,15 @@ def command(
     if action == "list":
         if name is not None or set:
             asked = name or f"recipes with {' '.join(set)}"
-            fix = "write: adlm recipes show NAME"
-            raise ConfigError(f"asked to list {asked!r}", "a list has them all", fix, subject=asked)
+            raise ConfigError(
+                "`adlm recipes list` takes no name and no settings; for one recipe write `adlm recipes show NAME`",
+                subject=asked,
+            )
         _list_runs()
         _list_networks({each: published(*networks[each]) for each in networks}, words, length)
         return
     if name is None:
-        fix = "name one of those that `adlm recipes` lists"
-        raise ConfigError("asked to show a recipe", "none named", fix, subject="name")
+        raise ConfigError("name the recipe to show; `adlm recipes` lists them", subject="name")
     if name in networks:
         _show_network(name, with_changes(published(*networks[name]), set), words, length, rows)
         return
@@ -90,7 +92,7 @@ def _list_runs() -> None:
         console().print(f"[bold]{escape(family.summary)}[/bold]", highlight=False)
         sizes = f" Also -{', -'.join(family.sizes[1:])}." if family.sizes else ""
         tokens = f"{first.steps:,} steps: {_short(first.all_tokens)} tokens"
-        console().print(f"{first.rows} rows of {first.length:,} a step, {tokens}.{sizes}", highlight=False)
+        console().print(f"{first.rows} rows of {first.length:,} per step, {tokens}.{sizes}", highlight=False)
         table = Table("run", "network", "parameters", "objective", box=SIMPLE_HEAD, pad_edge=False)
         table.columns[0].no_wrap = True
         table.columns[2].justify = "right"
@@ -104,7 +106,9 @@ def _list_networks(networks: dict[str, NetworkConfig], words: Vocabulary, length
     console().print(
         f"Vocabulary of {words.size:,}, rows of {length:,}; work in floating-point operations.", highlight=False
     )
-    table = Table("network", "layers", "parameters", "a token, forward", "its logits", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        "network", "layers", "parameters", "per token, forward", "its logits", box=SIMPLE_HEAD, pad_edge=False
+    )
     for column in table.columns[2:]:
         column.justify = "right"
     for name, network in networks.items():
@@ -139,7 +143,6 @@ def _show_run(run: Run, match: Run | None) -> None:
 def plan_rows(run: Run, found: RunPlan) -> list[tuple[str, str]]:
     """What a run needs, as labels and values for a table."""
     sums, needed = found.summary, found.memory
-    lasting = needed.weights + needed.gradients + needed.optimizer + needed.ema
     kind, execution = found.execution.precision, found.execution
     rows = [
         ("parameters", f"{sums.parameters.total:,}"),
@@ -152,14 +155,19 @@ def plan_rows(run: Run, found: RunPlan) -> list[tuple[str, str]]:
         ("  tokens", _short(sums.all_tokens)),
         ("  work", f"{sums.all_work:.3g} FLOP"),
         (f"memory, with products in {kind}", _bytes(needed.total)),
-        ("  model and optimiser", _bytes(lasting)),
+        ("  model and optimizer", _bytes(needed.lasting)),
         ("  activations and logits", _bytes(needed.activations + needed.logits)),
     ]
     if run.train.precision == "auto" and not execution.bf16:
         there = memory(run, sums.vocabulary, rows=found.micro_batch_size, bf16=True, parts=found.parts)
         rows.append(("  on a GPU, in bfloat16", _bytes(there.total)))
-    rows += [("products", f"in {kind}: {execution.why}"), ("threads", f"{execution.threads}: {execution.why_threads}")]
-    estimate = f"{_duration(found.all_seconds)}, {_duration(found.seconds)} a step"
+    rows += [
+        ("products", f"in {kind}: {execution.why}"),
+        ("  library", f"{execution.library}: {execution.why_library}"),
+        ("attention", attention_by(execution.device, sums.length)),
+        ("threads", f"{execution.threads}: {execution.why_threads}"),
+    ]
+    estimate = f"{_duration(found.all_seconds)}, {_duration(found.seconds)} per step"
     return [*rows, (f"time at {EFFICIENCY:.0%} of {_short(round(found.speed))}FLOP/s ({found.device})", estimate)]
 
 

@@ -151,21 +151,18 @@ def _answered(path: Path) -> Iterator[None]:
     except ModelError:
         raise
     except RefusedPickle as error:
-        fix = "get the file again, from who made it"
-        raise ModelError(f"asked to read {path}", str(error), fix, subject=error.subject) from error
+        raise ModelError(f"cannot read {path}: {error}", subject=error.subject) from error
     except Exception as error:  # zipfile has many errors of its own and lets others through
         raise ModelError(
-            f"asked to read {path}",
-            f"the file is damaged ({type(error).__name__}: {shown(str(error))})",
-            "get the file again",
+            f"cannot read {path}: the file is damaged ({type(error).__name__}: {shown(str(error))})",
             subject=path.name,
         ) from error
 
 
 def _check_kind(path: Path) -> None:
-    asked = f"asked to read the checkpoint {path}"
+    asked = f"cannot read the checkpoint {path}"
     if not path.is_file():
-        raise ModelError(asked, "no such file", "check the path", subject=str(path))
+        raise ModelError(f"{asked}: no such file", subject=str(path))
     with path.open("rb") as file:
         start = file.read(4)
     if start[:2] == b"PK":
@@ -177,8 +174,7 @@ def _check_kind(path: Path) -> None:
             "where you trust the file, load it and save its state_dict as safetensors, then convert that",
             subject=path.name,
         )
-    fix = "name a .ckpt, .pt or .safetensors file"
-    raise ModelError(asked, "not a zip file, as PyTorch writes them", fix, subject=path.name)
+    raise ModelError(f"{asked}: not a zip file, as PyTorch writes them", subject=path.name)
 
 
 def _count(value: Any) -> bool:

@@ -74,7 +74,7 @@ def _weights_in(folder: Path, asked: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     found = f"neither {' nor '.join(_WEIGHTS)} in the folder"
-    raise ModelError(asked, found, "get the missing file", subject=_WEIGHTS[0])
+    raise ModelError(f"{asked}: {found}", subject=_WEIGHTS[0])
 
 
 @contextmanager
@@ -89,18 +89,16 @@ def _checkpoint(path: Path, asked: str) -> Iterator[Contents]:
     with opened(path) as content:
         state = _state(content)
         if state is None or not all(isinstance(key, str) for key in state):
-            raise ModelError(
-                asked, "no state_dict in it", "name a checkpoint that the official training wrote", subject="state_dict"
-            )
+            raise ModelError(f"{asked}: no state_dict in it", subject="state_dict")
         other = [key for key, value in state.items() if not isinstance(value, StoredTensor)]
         if other:
             found = f"keys that are not tensors: {some(other)}"
-            raise ModelError(asked, found, "the file is not an official one", subject=other[0])
+            raise ModelError(f"{asked}: {found}", subject=other[0])
         hyper_parameters = lookup(content, "hyper_parameters")
         shadow = lookup(content, "ema", "shadow_params")
         if shadow is not None and not (isinstance(shadow, list) and all(isinstance(s, StoredTensor) for s in shadow)):
             found = "EMA weights that are not a list of tensors"
-            raise ModelError(asked, found, "use --weights raw", subject="ema.shadow_params")
+            raise ModelError(f"{asked}: {found}; use --weights raw", subject="ema.shadow_params")
         weights, bare = _current(state, asked)
         description = SEDD if bare else described(lookup(hyper_parameters, "config"), asked=asked)
         yield Contents(weights, shadow, description, carried(hyper_parameters))
@@ -119,7 +117,7 @@ def _state(content: Any) -> dict[str, Any] | None:
 @contextmanager
 def _safetensors(path: Path, asked: str) -> Iterator[Contents]:
     if not path.is_file():
-        raise ModelError(asked, "no such file", "check the path", subject=str(path))
+        raise ModelError(f"{asked}: no such file", subject=str(path))
     check_header(path, asked)
     try:
         with safe_open(path, "pt") as file:
@@ -127,25 +125,24 @@ def _safetensors(path: Path, asked: str) -> Iterator[Contents]:
             ours = (file.metadata() or {}).get(METADATA)
     except (SafetensorError, OSError) as error:
         found = f"it cannot be read: {error}"
-        raise ModelError(asked, found, "the file is damaged: get it again", subject=path.name) from error
+        raise ModelError(f"{asked}: {found}", subject=path.name) from error
     try:
         config = from_json(ModelConfig, json.loads(ours)) if ours else None
     except (ConfigError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         found = f"its metadata {METADATA} makes no sense: {error}"
-        raise ModelError(asked, found, "the file is damaged: get it again", subject=METADATA) from error
+        raise ModelError(f"{asked}: {found}", subject=METADATA) from error
     yield Contents(weights, description=SEDD if bare else Description(), config=config)
 
 
 def _current(weights: Mapping[str, Stored], asked: str) -> tuple[dict[str, Stored], bool]:
     """Weights under the newest official names, and whether they came under SEDD's."""
     if any(key.endswith("wte.weight") for key in weights):
-        fix = "name the folder with its config.json and its tokenizer"
-        found = "the weights of a GPT-2 alone, which do not say what they belong to"
-        raise ModelError(asked, found, fix, subject="wte.weight")
+        raise ModelError(
+            f"{asked}: these are the weights of a GPT-2 alone; name the folder with its config.json and its tokenizer",
+            subject="wte.weight",
+        )
     bare = "vocab_embed.embedding" in weights
     renamed = {f"backbone.{key}" if bare else current(key): tensor for key, tensor in weights.items()}
     if len(renamed) < len(weights):
-        raise ModelError(
-            asked, "both replica.* and denoiser.* keys", "they are one network's old and new name", subject="replica"
-        )
+        raise ModelError(f"{asked}: both replica.* and denoiser.* keys", subject="replica")
     return renamed, bare

@@ -49,8 +49,7 @@ def only(options: Options, known: tuple[str, ...], asked: str) -> Options:
         field.name for field in fields(options) if field.name not in known and getattr(options, field.name) is not None
     ]
     if idle:
-        found = f"the file says itself what {', '.join(idle)} would"
-        raise ModelError(asked, found, "leave out these options", subject=idle[0])
+        raise ModelError(f"{asked} with {', '.join(idle)}: the file says it itself", subject=idle[0])
     return options
 
 
@@ -140,25 +139,20 @@ def described(config: Any, *, asked: str) -> Description:
     _check_blocks(block_size, timed, asked)
     if kind not in (None, "subs", "ar", "sedd"):
         raise ModelError(
-            asked,
-            f"a network trained with parameterization {shown(str(kind))}",
-            "only outputs of subs (MDLM, ADLM), ar and sedd have a meaning here; there is no model for others",
+            f"{asked}: it was trained with parameterization {shown(str(kind))}; only subs (MDLM, ADLM), ar and sedd "
+            "can be converted",
             subject="parameterization",
         )
     if kind == "sedd" and not timed:
         raise ModelError(
-            asked,
-            "a network trained with parameterization sedd that is not time-conditioned",
-            "its scores are divided by e^0 - 1: there is nothing to convert",
+            f"{asked}: the scores of a SEDD that is not time-conditioned are divided by e^0 - 1",
             subject="time_conditioning",
         )
     noise, by_time = lookup(config, "noise", "type"), flag("training", "change_of_variables")
     if timed and (noise not in (None, "loglinear") or by_time):
         raise ModelError(
-            asked,
-            f"a time-conditioned network with the noise {shown(str(noise))}"
-            + (" and change_of_variables" if by_time else ""),
-            "models here are conditioned on the time of the log-linear schedule, so this one cannot be converted",
+            f"{asked}: it is time-conditioned with the noise {shown(str(noise))}"
+            f"{' and change_of_variables' if by_time else ''}; only the log-linear schedule can be converted",
             subject="noise",
         )
     return Description(
@@ -175,8 +169,7 @@ def described(config: Any, *, asked: str) -> Description:
 
 def _check_blocks(block_size: int | None, timed: object, asked: str) -> None:
     if block_size is not None and timed:
-        found = "a network of block diffusion that is time-conditioned"
-        raise ModelError(asked, found, "there is no model for it here", subject="time_conditioning")
+        raise ModelError(f"{asked}: there is no time-conditioned block diffusion here", subject="time_conditioning")
 
 
 def settings_of(folder: Path, asked: str) -> dict[str, Any]:
@@ -188,11 +181,11 @@ def settings_of(folder: Path, asked: str) -> dict[str, Any]:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         found = f"{CONFIG} cannot be read: {error}"
-        raise ModelError(asked, found, "the file is damaged: get it again", subject=CONFIG) from error
+        raise ModelError(f"{asked}: {found}", subject=CONFIG) from error
     if not isinstance(settings, dict):
-        raise ModelError(asked, f"{CONFIG} is not an object", "the file is damaged: get it again", subject=CONFIG)
+        raise ModelError(f"{asked}: {CONFIG} is not an object", subject=CONFIG)
     if "format" in settings and "network" in settings:
-        raise ModelError(asked, "a model folder of this package", "load it with `adlm.load`", subject="format")
+        raise ModelError(f"{asked}: a model folder of this package; load it with `adlm.load`", subject="format")
     return settings
 
 
@@ -206,7 +199,7 @@ def description_of(settings: dict[str, Any], *, asked: str) -> Description:
     if kind is None and isinstance(settings.get("graph"), dict) and isinstance(settings.get("model"), dict):
         return _sedd(settings, asked)
     if kind is None:
-        found = f"a {CONFIG} that says of no model here what it is"
+        found = f"a {CONFIG} without a model_type, graph or model"
         raise ModelError(asked, found, _FIX, subject="model_type")
     found = f"a {CONFIG} of model_type {shown(str(kind))}; the nearest that is known is {nearest_family(str(kind))}"
     raise ModelError(asked, found, _FIX, subject="model_type")
@@ -231,13 +224,13 @@ def _bd3lm(settings: dict[str, Any], asked: str) -> Description:
     """MDLM's settings and the size of blocks. Without `cross_attn` rows are read whole, which is MDLM itself."""
     if settings.get("causal") or settings.get("adaln") is False:
         found = "a left-to-right network, or one without adaptive norms, of model_type bd3lm"
-        raise ModelError(asked, found, "only its block diffusion has a counterpart here", subject="causal")
+        raise ModelError(f"{asked}: {found}; only its block diffusion has a counterpart here", subject="causal")
     plain = _mdlm(settings)
     if settings.get("cross_attn") is False:
         return plain
     block_size = natural(settings, "block_size")
     if block_size is None:
-        raise ModelError(asked, "no block_size", "the file is damaged: get it again", subject="block_size")
+        raise ModelError(f"{asked}: {CONFIG} has no block_size", subject="block_size")
     _check_blocks(block_size, plain.timed, asked)
     return replace(plain, block_size=block_size)
 
@@ -253,7 +246,7 @@ def _sedd(settings: dict[str, Any], asked: str) -> Description:
         value = lookup(settings, *path)
         if value != published:
             found = f"a SEDD with {'.'.join(path)} {shown(str(value))}, not {published}"
-            raise ModelError(asked, found, fix, subject=".".join(path))
+            raise ModelError(f"{asked}: {found}; {fix}", subject=".".join(path))
     tokens = natural(settings, "tokens")
     return replace(
         SEDD,

@@ -29,7 +29,6 @@ from adlm.models.weights import check_header
 LONGEST = 1024  # default row length if the model could read longer rows
 _REFUSED = ("auto_map", "quantization_config")  # they name code, or another form of the weights
 _HEADS = ("lm_head.", "embed_out.")
-_OTHER = f"name a model of {', '.join(FAMILIES)}"
 _DIFFERENT = "config.json and weights belong to different models"
 # Masks and frequencies that older versions of the library saved among the weights.
 _BUFFERS = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias)|(.*\.)?rotary_emb\.inv_freq")
@@ -37,26 +36,28 @@ _BUFFERS = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias)|(.*\.)?rotar
 
 def from_causal(folder: Path, options: Options = Options()) -> Converted:  # noqa: B008
     """Read a folder of GPT-2, GPT-NeoX, Llama, Qwen2 or Qwen3."""
-    asked = f"asked to convert {folder}"
+    asked = f"cannot convert {folder}"
     only(options, ("length", "tokenizer"), asked)
     settings = settings_of(folder, asked)
     for name in _REFUSED:
         if settings.get(name):
-            raise ModelError(asked, f"{name} in its config.json", "get the plain model", subject=name)
+            raise ModelError(
+                f"{asked}: its config.json has {name}, which is not supported; get the plain model", subject=name
+            )
     stored, tokenizer = weights_in(folder, asked), load_tokenizer(options.tokenizer or folder)
     return assembled(settings, stored, tokenizer, options.length, asked=asked)
 
 
 def from_gguf(path: Path, options: Options = Options()) -> Converted:  # noqa: B008
     """Read a GGUF file. Needs the libraries transformers and gguf (the extra eval)."""
-    asked = f"asked to convert {path}"
+    asked = f"cannot convert {path}"
     only(options, ("length",), asked)
     network, tokenizer = read_gguf(path, asked=asked, purpose="a model in a GGUF file")
     settings = network.config.to_dict()
     if settings["model_type"] not in FAMILIES or (lacking := no_counterpart(settings)) is not None:
         found = f"a {settings['model_type']}" + (f" with {lacking}" if settings["model_type"] in FAMILIES else "")
         near = nearest_family(settings["model_type"])
-        raise ModelError(asked, f"{found}; the nearest that is known is a plain {near}", _OTHER, subject="model_type")
+        raise ModelError(f"{asked}: {found}; the nearest that is known is a plain {near}", subject="model_type")
     settings["bos_token_id"] = tokenizer.get_vocab().get(SEPARATOR, settings.get("bos_token_id"))
     stored = {name: partial(Tensor.detach, weight) for name, weight in network.state_dict().items()}
     ours = with_roles(Backend.from_str(tokenizer.backend_tokenizer.to_str()), tokenizer.chat_template)
@@ -87,7 +88,7 @@ def _opened(path: Path, asked: str) -> Any:
         return safe_open(path, "pt")
     except (SafetensorError, OSError) as error:
         found = f"{path.name} cannot be read: {error}"
-        raise ModelError(asked, found, "the file is damaged: get it again", subject=path.name) from error
+        raise ModelError(f"{asked}: {found}", subject=path.name) from error
 
 
 class _NamedWeights:
@@ -103,7 +104,7 @@ class _NamedWeights:
     def __call__(self, name: str) -> Tensor:
         if name not in self.stored:
             full = name if name.startswith(_HEADS) else self.prefix + name
-            raise ModelError(self.asked, f"no weights for {full}", _DIFFERENT, subject=full)
+            raise ModelError(f"{self.asked}: no weights for {full}; {_DIFFERENT}", subject=full)
         self.read.add(name)
         return self.stored[name][1]()
 
@@ -113,7 +114,7 @@ class _NamedWeights:
         left = sorted(key for name, (key, _) in self.stored.items() if name not in known)
         if left:
             found = f"keys {len(left)} not known: {some(left)}"
-            raise ModelError(self.asked, found, _DIFFERENT, subject=left[0])
+            raise ModelError(f"{self.asked}: {found}; {_DIFFERENT}", subject=left[0])
 
 
 def assembled(
@@ -134,13 +135,13 @@ def assembled(
     positions = natural(settings, "n_positions") or natural(settings, "max_position_embeddings") or LONGEST
     if length is not None and length > positions:
         found = f"rows of {length:,} tokens for a model of {positions:,}"
-        raise ModelError(asked, found, "give a smaller --length", subject="length")
+        raise ModelError(f"{asked}: {found}", subject="length")
     start = _begin(settings, tokenizer)
     try:
         network = replace(family.network(settings), start=start)
     except ConfigError as error:
         found = f"config.json describes no network: {error.asked}"
-        raise ModelError(asked, found, "the file is damaged: get it again", subject=error.subject) from error
+        raise ModelError(f"{asked}: {found}", subject=error.subject) from error
     config = native_config(network, tokenizer, Wrapped(length or min(positions, LONGEST)), asked=asked)
     weights = _NamedWeights(stored, family, asked)
     unused = _unused(len(weights(family.embedding)), tokenizer, asked)
@@ -171,6 +172,5 @@ def _unused(rows: int, tokenizer: Tokenizer, asked: str) -> int:
     tokens = max(index for index in vocabulary.values() if index != tokenizer.mask_id) + 1
     if tokens > rows:
         found = f"a tokenizer of {tokens:,} tokens for {rows:,} embeddings"
-        fix = "give the one it was trained with: --tokenizer NAME_OR_FOLDER"
-        raise ModelError(asked, found, fix, subject="tokenizer")
+        raise ModelError(f"{asked}: {found}; name the one it was trained with (--tokenizer)", subject="tokenizer")
     return rows - tokens

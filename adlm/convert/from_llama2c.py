@@ -80,18 +80,16 @@ def is_llama2c(path: Path) -> bool:
 
 def from_llama2c(path: Path, options: Options = Options()) -> Converted:  # noqa: B008
     """Read a `model.bin`, or a folder with one; `tokenizer.bin` is beside it, or `options.tokenizer`."""
-    asked = f"asked to convert {path}"
+    asked = f"cannot convert {path}"
     only(options, ("length", "tokenizer"), asked)
     file = path / WEIGHTS if path.is_dir() else path
     shape = _shape(file)
     if shape is None:
-        raise ModelError(
-            asked, f"{file.name} is not a model of llama2.c (version 0)", "get it again", subject=file.name
-        )
+        raise ModelError(f"{asked}: {file.name} is not a model of llama2.c (version 0)", subject=file.name)
     pieces = Path(options.tokenizer or file.parent / PIECES)
     if not pieces.is_file():
         fix = f"put {PIECES} beside it, or give --tokenizer FILE"
-        raise ModelError(asked, f"no {pieces}", fix, subject=PIECES)
+        raise ModelError(f"{asked}: no {pieces}; {fix}", subject=PIECES)
     tokenizer = read_scored_pieces(pieces, shape.tokens, asked=asked)
     stack = StackConfig(
         width=shape.dim,

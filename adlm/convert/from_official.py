@@ -54,13 +54,13 @@ class Converted(NamedTuple):
 
 def from_official(path: Path, options: Options = Options()) -> Converted:  # noqa: B008
     """Read a checkpoint of ADLM, MDLM, BD3-LM, AR or SEDD: a training file, a state_dict, or a published folder."""
-    asked = f"asked to convert {path}"
+    asked = f"cannot convert {path}"
     try:
         with read(path, asked) as contents:
             return _converted(contents, options, asked)
     except ConfigError as error:
         # A value that cannot be, as a width that heads do not divide: here it came out of the file, or does not fit it.
-        found = ": ".join(filter(None, (error.asked.removeprefix("asked "), error.found)))
+        found = ": ".join(filter(None, (error.asked, error.found)))
         raise ModelError(asked, found, error.fix, subject=error.subject) from error
 
 
@@ -80,7 +80,7 @@ def _converted(contents: Contents, options: Options, asked: str) -> Converted:
         # Before anything is built from it: a file may claim any depth.
         if depths(config.network) != layers or config.vocabulary.size != size:
             found = f"metadata {METADATA} of another model"
-            raise ModelError(asked, found, "the file is damaged: get it again", subject="network")
+            raise ModelError(f"{asked}: {found}", subject="network")
     model = _filled(config, {ours: chosen[theirs] for theirs, ours in names.items()}, asked)
     if kind == "AR" and contents.config is None:
         embedding = model.get_parameter("embedding.tokens.weight")
@@ -107,15 +107,13 @@ def _kind(contents: Contents, layers: Mapping[str, int], names: Mapping[str, str
     if not contents.description.scores:
         return "BD3-LM" if contents.description.block_size is not None and kind == "MDLM" else kind
     if kind != "MDLM":
-        raise ModelError(
-            asked, f"the weights of an {kind} network with SEDD's outputs", "there is no such model", subject=kind
-        )
+        raise ModelError(f"{asked}: there is no {kind} network with SEDD's outputs", subject=kind)
     return "SEDD"
 
 
 def _sizes(shape: tuple[int, ...], asked: str) -> tuple[int, int]:
     if len(shape) != 2 or 0 in shape:
-        raise ModelError(asked, f"an embedding of shape {list(shape)}", "not an official file", subject="embedding")
+        raise ModelError(f"{asked}: it has an embedding of shape {list(shape)}", subject="embedding")
     return shape[0], shape[1]
 
 
@@ -145,7 +143,7 @@ def _chosen(
     weights, averaged = contents.weights, contents.averaged
     raw = {key: weights[key] for key in weights if key in names}
     if averaged is None and options.weights == "ema":
-        raise ModelError(asked, "no EMA weights in it", "use --weights raw", subject="weights")
+        raise ModelError(f"{asked}: no EMA weights in it; use --weights raw", subject="weights")
     if averaged is None or options.weights == "raw":
         return raw, ["weights: raw" + (", there are no others" if averaged is None else "")]
     # `parameters()` and `state_dict()` walk a network in the same order; only the latter has buffers. The official
@@ -153,11 +151,11 @@ def _chosen(
     order = sorted(raw, key=lambda key: key.startswith("denoiser."))
     if len(averaged) != len(order):
         found = f"{len(averaged)} EMA weights for {len(order)} parameters"
-        raise ModelError(asked, found, "use --weights raw", subject="ema")
+        raise ModelError(f"{asked}: {found}; use --weights raw", subject="ema")
     for key, tensor in zip(order, averaged, strict=True):
         if tuple(tensor.shape) != tuple(raw[key].shape):
             found = f"an EMA weight of shape {list(tensor.shape)} where {key} has {list(raw[key].shape)}"
-            raise ModelError(asked, found, "use --weights raw", subject=key)
+            raise ModelError(f"{asked}: {found}; use --weights raw", subject=key)
     return dict(zip(order, averaged, strict=True)), ["weights: ema"]
 
 
@@ -182,18 +180,18 @@ def _config(
     causal = kind == "AR"
     if description.causal not in (None, causal):
         found = f"a configuration that says causal={description.causal} with the weights of an {kind} network"
-        raise ModelError(asked, found, "configuration and weights belong to different models", subject="causal")
+        raise ModelError(f"{asked}: {found}", subject="causal")
     size, width = weights["backbone.vocab_embed.embedding"].shape
     condition = 0 if causal else _rows_of(weights, "backbone.sigma_map.mlp.0.weight")
     for name, value in (("size", size), ("width", width), ("condition", condition), ("layers", layers["backbone"])):
         said = getattr(description, name)
         if said not in (None, value):
             found = f"a configuration that says {name} {said:,} with weights of {name} {value:,}"
-            raise ModelError(asked, found, "configuration and weights belong to different models", subject=name)
+            raise ModelError(f"{asked}: {found}", subject=name)
     length = options.length or description.length
     if length is None:
         fix = "give --length, as in --length 1024"
-        raise ModelError(asked, "nothing in it says how long a row is", fix, subject="length")
+        raise ModelError(f"{asked}: nothing in it says how long a row is; {fix}", subject="length")
     timed = description.timed if options.timed is None else options.timed
     if description.scores and not timed:
         fix = "leave out the option; of an MDLM's backbone, put `backbone.` before the names of its weights"
@@ -212,7 +210,7 @@ def _config(
     )
     network: NetworkConfig = OneStageConfig(stack, block_size=description.block_size or 0)
     if "denoiser" in layers and description.block_size:
-        raise ModelError(asked, "two networks and blocks", "there is no such model", subject="block_size")
+        raise ModelError(f"{asked}: there is no model with two networks and blocks", subject="block_size")
     if "denoiser" in layers:
         network = TwoStageConfig(stack, denoiser_layers=layers["denoiser"])
     wrapped = description.wrapped if options.rows is None else options.rows == "wrap"
@@ -251,15 +249,15 @@ def _heads(contents: Contents, width: int, layers: Mapping[str, int], options: O
             exact = torch.logspace(0, -4 * (pairs - 1) / max(pairs, 1), pairs) if pairs else frequencies
             if not pairs or width % (2 * pairs) or not torch.allclose(frequencies, exact, rtol=1e-2, atol=0):
                 found_buffer = f"{key} is not the rotary one of base 10,000"
-                raise ModelError(asked, found_buffer, "there is no model for it here", subject=key)
+                raise ModelError(f"{asked}: {found_buffer}", subject=key)
             found[key] = width // (2 * pairs)
     values = {value for value in found.values() if value is not None}
     if not values:
         fix = "give --heads, as in --heads 12"
-        raise ModelError(asked, "nothing in it says how many heads attention has", fix, subject="heads")
+        raise ModelError(f"{asked}: nothing in it says how many heads attention has; {fix}", subject="heads")
     if len(values) > 1:
         said = ", ".join(f"{where}: {value}" for where, value in found.items() if value is not None)
-        raise ModelError(asked, f"different numbers of heads ({said})", "they have to agree", subject="heads")
+        raise ModelError(f"{asked}: the numbers of heads differ ({said})", subject="heads")
     return values.pop()
 
 
@@ -274,12 +272,12 @@ def _filled(config: ModelConfig, weights: Mapping[str, Stored], asked: str) -> L
     if shapes.keys() != weights.keys():
         differing = sorted(shapes.keys() ^ weights.keys())
         found = f"weights that do not belong together: {some(differing)}"
-        raise ModelError(asked, found, "get the file again", subject=differing[0])
+        raise ModelError(f"{asked}: {found}", subject=differing[0])
     for name, shape in shapes.items():
         stored = weights[name]
         if tuple(stored.shape) != tuple(shape) or not stored.dtype.is_floating_point:
             found = f"{name} would be {list(stored.shape)} of {stored.dtype} instead of {list(shape)}"
-            raise ModelError(asked, found, "the weights do not belong together", subject=name)
+            raise ModelError(f"{asked}: {found}", subject=name)
     loaded = {name: _loaded(stored) for name, stored in weights.items()}
     model = config.build()
     with torch.no_grad():
@@ -287,5 +285,5 @@ def _filled(config: ModelConfig, weights: Mapping[str, Stored], asked: str) -> L
             parameter.copy_(loaded[name])
             if not parameter.isfinite().all():
                 found = f"{name} holds numbers that are not finite"
-                raise ModelError(asked, found, "the run had diverged: take another", subject=name)
+                raise ModelError(f"{asked}: {found}", subject=name)
     return model

@@ -30,7 +30,7 @@ _BUFFERS = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias)|(.*\.)?rotar
 
 def from_transformers(folder: Path, options: Options = Options()) -> Converted:  # noqa: B008
     """Read a folder as transformers saves them, of safetensors only. Needs the extra hf."""
-    asked = f"asked to convert {folder}"
+    asked = f"cannot convert {folder}"
     only(options, ("length", "tokenizer"), asked)
     settings, shapes = settings_of(folder, asked), _shapes(folder, asked)
     tokenizer = load_tokenizer(options.tokenizer or folder)
@@ -39,12 +39,12 @@ def from_transformers(folder: Path, options: Options = Options()) -> Converted: 
     length = options.length or min(positions, LONGEST)
     if length > positions:
         found = f"rows of {length:,} tokens for a model of {positions:,}"
-        raise ModelError(asked, found, "give a smaller --length", subject="length")
+        raise ModelError(f"{asked}: {found}", subject="length")
     try:
         network = TransformersCausalConfig(architecture_of(folder))
         config, model = ModelConfig(network, vocabulary, Wrapped(length)), network.build(vocabulary)
     except ConfigError as error:
-        found = ": ".join(filter(None, (error.asked.removeprefix("asked "), error.found)))
+        found = ": ".join(filter(None, (error.asked, error.found)))
         raise ModelError(asked, found, error.fix, subject=error.subject) from error
     _check_keys(model, shapes, asked)
     unused = _unused(model, shapes, tokenizer, asked)
@@ -72,7 +72,7 @@ def _shapes(folder: Path, asked: str) -> dict[str, tuple[int, ...]]:
                 found |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             what = f"{path.name} cannot be read: {error}"
-            raise ModelError(asked, what, "the file is damaged: get it again", subject=path.name) from error
+            raise ModelError(f"{asked}: {what}", subject=path.name) from error
     if not found:
         fix = "get the model as safetensors, or save it again by `save_pretrained`"
         raise ModelError(asked, "no model.safetensors in it", fix, subject="model.safetensors")
@@ -86,7 +86,7 @@ def _check_keys(model: TransformersCausal, shapes: dict[str, tuple[int, ...]], a
     extra = sorted(name for name in shapes if name not in names and not _BUFFERS.fullmatch(name))
     if extra:
         found = f"keys {len(extra)} not known: {some(extra)}"
-        raise ModelError(asked, found, "config.json and weights belong to different models", subject=extra[0])
+        raise ModelError(f"{asked}: {found}; config.json and weights belong to different models", subject=extra[0])
 
 
 def _unused(model: TransformersCausal, shapes: dict[str, tuple[int, ...]], tokenizer: Tokenizer, asked: str) -> int:
@@ -96,14 +96,12 @@ def _unused(model: TransformersCausal, shapes: dict[str, tuple[int, ...]], token
     rows = next((sum(shapes[key][:1]) for key in (name, name.partition(".")[2]) if key in shapes), None)
     if rows is None:
         fix = "config.json and weights belong to different models"
-        raise ModelError(asked, f"no weights for {name}", fix, subject=name)
+        raise ModelError(f"{asked}: no weights for {name}; {fix}", subject=name)
     vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
     tokens = max(index for index in vocabulary.values() if index != tokenizer.mask_id) + 1
     if tokens > rows:
         found = f"a tokenizer of {tokens:,} tokens for {rows:,} embeddings"
-        raise ModelError(
-            asked, found, "give the one it was trained with: --tokenizer NAME_OR_FOLDER", subject="tokenizer"
-        )
+        raise ModelError(f"{asked}: {found}; name the one it was trained with (--tokenizer)", subject="tokenizer")
     return rows - tokens
 
 

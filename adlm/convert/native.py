@@ -32,7 +32,7 @@ def native_config(network: OneStageConfig, tokenizer: Tokenizer, packing: Packin
     needed, free = 4 * count_parameters(network, vocabulary).total, available_bytes()
     if free is not None and needed > free:
         found = f"its weights take {needed / 2**30:.1f} GiB in float32, and {free / 2**30:.1f} GiB of memory are free"
-        raise ModelError(asked, found, "choose a smaller model, or a machine with more memory", subject="memory")
+        raise ModelError(f"{asked}: {found}", subject="memory")
     return ModelConfig(network, vocabulary, packing)
 
 
@@ -49,7 +49,7 @@ def native_model(config: ModelConfig, weights: Iterable[tuple[str, Tensor]], *, 
     for name, values in weights:
         ours = parameters.get(name)
         if ours is None:
-            raise ModelError(asked, f"no place for {name}", _DIFFERENT, subject=name)
+            raise ModelError(f"{asked}: no place for {name}; {_DIFFERENT}", subject=name)
         if name in (TOKENS, HEAD) and values.shape[1:] == ours.shape[1:]:
             known = min(len(values), len(ours))
             ours[:known] = values[:known]
@@ -58,10 +58,10 @@ def native_model(config: ModelConfig, weights: Iterable[tuple[str, Tensor]], *, 
             ours.copy_(values)
         else:
             found = f"{name} has shape {list(values.shape)} instead of {list(ours.shape)}"
-            raise ModelError(asked, found, _DIFFERENT, subject=name)
+            raise ModelError(f"{asked}: {found}; {_DIFFERENT}", subject=name)
         missing.discard(name)
     if missing:
-        raise ModelError(asked, f"no weights for {sorted(missing)[0]}", _DIFFERENT, subject=sorted(missing)[0])
+        raise ModelError(f"{asked}: no weights for {sorted(missing)[0]}; {_DIFFERENT}", subject=sorted(missing)[0])
     return model.eval()
 
 

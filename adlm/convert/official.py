@@ -110,9 +110,7 @@ def to_official(model: LanguageModel, config: ModelConfig, *, asked: str) -> tup
     network, layers = config.network, depths(config.network)
     if layers is None:
         raise ModelError(
-            asked,
-            f"a {type(network).__name__}",
-            "the official code has ADLM, MDLM, BD3-LM and AR only",
+            f"{asked}: the official code has ADLM, MDLM, BD3-LM and AR, and no {type(network).__name__}",
             subject="network",
         )
     stack, *more = network.stacks
@@ -125,12 +123,7 @@ def to_official(model: LanguageModel, config: ModelConfig, *, asked: str) -> tup
     differing = [] if fits else [f"causal={stack.causal} with condition={stack.condition}"]
     differing += _differing(to_json(network), to_json(same))
     if differing:
-        raise ModelError(
-            asked,
-            f"what the official networks have not: {', '.join(differing)}",
-            "only models of the published shape can be written (ADLM and MDLM with conditioning, AR without)",
-            subject=", ".join(differing),
-        )
+        raise ModelError(f"{asked}: the official networks have no {', '.join(differing)}", subject=", ".join(differing))
     parameters = dict(model.named_parameters())
     names = key_map(layers, conditioned=stack.condition > 0)
     weights = {theirs: parameters[ours].detach().contiguous() for theirs, ours in names.items()}

@@ -127,16 +127,14 @@ def read_pickle(data: bytes, *, where: str, makers: Mapping[Name, Maker], persis
         raise
     except Exception as error:  # damaged bytes can end in nearly any of Python's errors
         raise ModelError(
-            f"asked to read {where}",
-            f"its pickle is damaged ({type(error).__name__}: {shown(str(error))})",
-            "get the file again",
+            f"cannot read {where}: its pickle is damaged ({type(error).__name__}: {shown(str(error))})",
             subject="data.pkl",
         ) from error
 
 
 def _refuse(where: str, found: str, subject: str) -> NoReturn:
     raise ModelError(
-        f"asked to read {where}",
+        f"cannot read {where}",
         found,
         "do not load this file with anything that unpickles it, unless you trust who made it; if you do, save its "
         "state_dict as safetensors there and convert that",

@@ -36,14 +36,16 @@ def export_program(model: TextModel, out: Path, to: Form = "torch-export", *, fo
     Args:
         force: replace a program that is there.
     """
-    asked = f"asked to export a model to {out}"
+    asked = f"cannot export a model to {out}"
     _check_free(out, force=force, asked=asked)
     if to == "onnx":
         for name in ("onnx", "onnxscript"):
             optional_module(name, extra="onnx", purpose="exporting a model to ONNX")
     if not model.config.network.stacks:
-        found = f"a {type(model.network).__name__}, which is no network of this package's own"
-        raise ConfigError(asked, found, "export it with the tools of the library it comes from", subject="network")
+        raise ConfigError(
+            f"{asked}: {type(model.network).__name__} is a network of another library; export it with that library",
+            subject="network",
+        )
     network = model.config.build().eval()
     network.load_state_dict(model.network.state_dict())  # whole, on the CPU, neither compiled nor in 8 bits
     program = _program(network, model.config)
@@ -186,6 +188,6 @@ def _check_free(out: Path, *, force: bool, asked: str) -> None:
     if out.is_dir() and (out / DESCRIPTION).is_file():
         if not force:
             fix = "name another folder, or replace it with --force"
-            raise ModelError(asked, f"{out} holds a program already", fix, subject="force")
+            raise ModelError(f"{asked}: {out} holds a program already; {fix}", subject="force")
     elif out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError(asked, f"{out} is there and holds no program", "name a new folder", subject=str(out))
+        raise ModelError(f"{asked}: it exists and holds no program; name a new folder", subject=str(out))

@@ -41,7 +41,7 @@ def prune_vocabulary(model: TextModel, data: Counts | Iterable[str], *, least: i
         raise OutOfRange("least", least, "at least 1")
     wanted = np.flatnonzero(counts >= least)
     if not len(wanted):
-        raise ConfigError("asked to keep the tokens of data that has none", fix="check the data", subject="data")
+        raise ConfigError("cannot keep the tokens of data that has none", subject="data")
     start = config.network.start
     kept = kept_tokens(tokenizer, wanted if start is None else [*wanted, start])
     smaller = pruned_tokenizer(tokenizer, kept)

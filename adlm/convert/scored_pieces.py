@@ -31,7 +31,7 @@ def read_scored_pieces(path: Path, size: int, *, asked: str) -> Tokenizer:
     vocabulary = {name: index for index, name in enumerate(names)}
     if size < _FIRST or len(vocabulary) != size:
         found = f"{path.name} has pieces that occur twice, or no bytes"
-        raise ModelError(asked, found, "give the tokenizer.bin that belongs to the model", subject=path.name)
+        raise ModelError(f"{asked}: {found}", subject=path.name)
     merges = [
         (name[:k], name[k:])
         for name in sorted(names[_FIRST:], key=lambda name: -scores[vocabulary[name]])
@@ -61,8 +61,8 @@ def _contents(path: Path, size: int, asked: str) -> tuple[list[float], list[str]
             at += 8 + length
     except (struct.error, ValueError) as error:
         found = f"{path.name} cannot be read: {error}"
-        raise ModelError(asked, found, "the file is damaged: get it again", subject=path.name) from error
+        raise ModelError(f"{asked}: {found}", subject=path.name) from error
     if len(pieces) != size:
         found = f"{path.name} has {len(pieces):,} pieces, the model {size:,} tokens"
-        raise ModelError(asked, found, "give the tokenizer.bin that belongs to the model", subject=path.name)
+        raise ModelError(f"{asked}: {found}", subject=path.name)
     return scores, pieces

@@ -21,7 +21,7 @@ from adlm.errors import ModelError
 # Vocabularies are rounded up to multiples of 128 at most; a larger gap means another tokenizer.
 PADDING = 128
 UNUSED = "<unused "
-_FIX = "give the tokenizer it was trained with: --tokenizer NAME_OR_FOLDER"
+_FIX = "name the one it was trained with (--tokenizer)"
 
 
 class Carried(NamedTuple):
@@ -100,7 +100,7 @@ def _backend(text: str, asked: str) -> Backend:
         raise
     except BaseException as error:  # the library panics on some input, which is not an Exception
         found = f"the tokenizer in the file cannot be read: {shown(str(error))}"
-        raise ModelError(asked, found, _FIX, subject="tokenizer") from error
+        raise ModelError(f"{asked}: {found}; {_FIX}", subject="tokenizer") from error
 
 
 def _fitted(tokenizer: Tokenizer, size: int, mask_id: int | None, *, asked: str) -> Tokenizer:
@@ -108,16 +108,17 @@ def _fitted(tokenizer: Tokenizer, size: int, mask_id: int | None, *, asked: str)
     roles = tokenizer.roles
     if roles.vocab_size > size:
         raise ModelError(
-            asked, f"a tokenizer of {roles.vocab_size:,} ids for a model of {size:,}", _FIX, subject="tokenizer"
+            f"{asked}: a tokenizer of {roles.vocab_size:,} ids for a model of {size:,}; {_FIX}", subject="tokenizer"
         )
     if size - roles.vocab_size >= PADDING:
         raise ModelError(
-            asked, f"a tokenizer of only {roles.vocab_size:,} ids for a model of {size:,}", _FIX, subject="tokenizer"
+            f"{asked}: a tokenizer of only {roles.vocab_size:,} ids for a model of {size:,}; {_FIX}",
+            subject="tokenizer",
         )
     mask = roles.mask_id if mask_id is None else mask_id
     if not 0 <= mask < size or mask in (roles.eos_id, roles.bos_id, roles.pad_id):
         found = f"the mask id {mask} where {size:,} ids and other special tokens leave no room for it"
-        raise ModelError(asked, found, "give another --mask-id, or another --tokenizer", subject="mask_id")
+        raise ModelError(f"{asked}: {found}; give another --mask-id, or another --tokenizer", subject="mask_id")
     backend = _padded(tokenizer.backend, size, mask, asked)
     return Tokenizer(backend, replace(roles, vocab_size=size, mask_id=mask), tokenizer.chat_template)
 
@@ -132,6 +133,6 @@ def _padded(backend: Backend, size: int, mask: int, asked: str) -> Backend:
     backend.add_special_tokens([AddedToken(name, special=True) for name in names])
     if [backend.token_to_id(name) for name in names] != [*range(known, size)]:
         raise ModelError(
-            asked, f"a tokenizer that cannot be padded from {known:,} to {size:,} ids", _FIX, subject="tokenizer"
+            f"{asked}: a tokenizer that cannot be padded from {known:,} to {size:,} ids; {_FIX}", subject="tokenizer"
         )
     return backend

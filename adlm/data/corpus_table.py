@@ -28,7 +28,7 @@ from adlm.errors import DamagedData, DataError
 TABLE = "anchors.safetensors"
 FORMAT = 1
 BLOCK_TOKENS = 1 << 20
-_AGAIN = "run `adlm prepare` with --anchor-table: it makes the table again"
+_AGAIN = "make it again with `adlm prepare --anchor-table`"
 _HEAD = "adlm"
 _FIELDS: dict[str, type] = {"corpus": str, "key": str, "tokens": int, "documents": int, "mask_id": int}
 
@@ -81,7 +81,7 @@ class CorpusTable:
             write_atomically(path, save(arrays, {_HEAD: head}))
         except OSError as error:
             fix = "make room, or prepare in a folder you can write to (--cache)"
-            raise DataError(f"asked to write {path}", str(error), fix, subject=str(path)) from error
+            raise DataError(f"cannot write {path}", str(error), fix, subject=str(path)) from error
 
     @classmethod
     def read(
@@ -96,7 +96,7 @@ class CorpusTable:
             key: of the prepared data it has to be of.
         """
         path = table_path(path)
-        asked = f"asked to read the anchor table {path}"
+        asked = f"cannot read the anchor table {path}"
         if not path.exists():
             fix = "name the table where it is now, or make it with `adlm prepare --anchor-table`"
             raise DataError(asked, "no such file", fix, subject=str(path))
@@ -105,7 +105,7 @@ class CorpusTable:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise _no_table(asked, str(error), path.name) from error
         if stored != table.checksum:
-            raise DamagedData(asked, "it does not match its own checksum", _AGAIN, subject="checksum")
+            raise DamagedData(f"{asked}: it does not match its own checksum; {_AGAIN}", subject="checksum")
         if checksum not in (None, table.checksum):
             found = f"another table, of {table.corpus}, {table.vocab_size} tokens, checksum {table.checksum[:12]}"
             fix = f"name the table with the checksum {str(checksum)[:12]}, or build the rule anew from this one"
@@ -113,10 +113,10 @@ class CorpusTable:
         if vocab_size not in (None, table.vocab_size):
             found = f"a table of {table.corpus} for {table.vocab_size} tokens, where the vocabulary has {vocab_size}"
             fix = "use a table of data that was prepared with the same tokenizer"
-            raise DataError(asked, found, fix, subject="vocab_size")
+            raise DataError(f"{asked}: {found}", subject="vocab_size")
         if key not in (None, table.key):
             found = f"a table of other data: {table.corpus}, key {table.key[:16]}"
-            raise DataError(asked, found, _AGAIN, subject="key")
+            raise DataError(f"{asked}: {found}; {_AGAIN}", subject="key")
         return table
 
     @classmethod
@@ -209,7 +209,7 @@ def _check_ids(shards: Shards, tokens: Counts, vocab_size: int) -> None:
 
 
 def _no_table(asked: str, found: str, subject: str) -> DamagedData:
-    return DamagedData(asked, f"not an anchor table of format {FORMAT}: {found}", _AGAIN, subject=subject)
+    return DamagedData(f"{asked}: not an anchor table of format {FORMAT}: {found}; {_AGAIN}", subject=subject)
 
 
 def _parse(path: Path, asked: str) -> tuple[CorpusTable, str]:

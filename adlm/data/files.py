@@ -175,7 +175,7 @@ def _unreadable(pattern: str, root: Path) -> DataError:
     found = f"no file to read in {root}, among {sum(1 for _ in root.iterdir())} names there"
     endings = " ".join(filter(None, _ENDINGS))
     return DataError(
-        f"asked for text in {pattern}",
+        f"cannot read text from {pattern}",
         found,
         f"name files or a glob; folders give {endings}, also .gz and .zst",
         subject=pattern,
@@ -189,7 +189,7 @@ def _missing(path: Path) -> DataError:
     near = difflib.get_close_matches(path.name, [each.name for each in folder.iterdir()], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "check the path"
     found = f"no {path.name!r} in {folder.absolute()}"
-    return DataError(f"asked for text in {asked}", found, hint, subject=str(asked))
+    return DataError(f"cannot read text from {asked}: {found}; {hint}", subject=str(asked))
 
 
 def _is_readable(path: Path) -> bool:
@@ -230,7 +230,7 @@ def record_text(record: object, field: str | tuple[str, ...], joiner: str, where
             value = joiner.join(value)
         if value is not None and not isinstance(value, str):
             found = f"{str(value)[:60]} in it" if name in fields else f"the fields {', '.join(fields) or '(none)'}"
-            raise DataError(f"asked for text in the field {name!r} of {where}", found, fix, subject=name)
+            raise DataError(f"cannot read text from the field {name!r} of {where}", found, fix, subject=name)
         texts.append(value)
     return " ".join(filter(None, texts))
 
@@ -239,7 +239,7 @@ def not_empty(pieces: Iterator[Piece], source: Source, split: str, fix: str) -> 
     """The pieces; an error if there are none."""
     first = next(pieces, None)
     if first is None:
-        asked = f"asked for the split {split!r} of {source.name!r}"
+        asked = f"cannot read the split {split!r} of {source.name!r}"
         raise DataError(asked, "not one document in it", fix, subject=split)
     yield first
     yield from pieces
@@ -299,8 +299,7 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    fix = "check that the file is whole, or fetch it again"
-    return DataError(f"asked to read {path}", str(error), fix, subject=str(path))
+    return DataError(f"cannot read {path}: {error}; check that the file is whole, or fetch it again", subject=str(path))
 
 
 def _whole_lines(path: Path, source: TextFiles) -> Generator[str, None, None]:
@@ -358,7 +357,7 @@ def _json_list(path: Path, text: str, chunks: Iterator[str]) -> _Records:
 def _not_json(where: str, text: str, error: json.JSONDecodeError) -> DataError:
     found = f"{error.msg}: {text[:60]!r}"
     fix = "give one object per line, or a list of objects"
-    return DataError(f"asked to read {where} as JSON", found, fix, subject=where)
+    return DataError(f"cannot read {where} as JSON: {found}; {fix}", subject=where)
 
 
 def _csv_records(path: Path, source: TextFiles) -> _Records:

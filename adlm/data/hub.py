@@ -1,6 +1,6 @@
 """Data sets of the Hugging Face Hub as sources, by name: downloaded and kept, or streamed.
 
-The library `datasets` is imported when text is first asked for. Data sets that come with a loading script are
+The library `datasets` is imported when text is first read. Data sets that come with a loading script are
 refused by it since version 4, and never trusted here; the Hub keeps a Parquet copy of most of them under the
 revision `refs/convert/parquet`, with a folder for each configuration (`data_dir`).
 """
@@ -134,7 +134,7 @@ class HubDataset(Source):
         sizes = {split: info.num_examples for split, info in (data.info.splits or {}).items() if info.num_examples}
         if name not in sizes:
             raise DataError(
-                f"asked to stream {theirs!r} of {self.dataset}",
+                f"cannot stream {theirs!r} of {self.dataset}",
                 "the data set does not say how many rows it has",
                 "download it (streaming=False), or give split_names without slices",
                 subject="streaming",
@@ -148,7 +148,7 @@ class HubDataset(Source):
         """The errors of the library `datasets` as `DataError`s."""
         from datasets.exceptions import DatasetsError
 
-        asked = f"asked for the data set {self.dataset!r}" + (f" ({self.config})" if self.config else "")
+        asked = f"cannot load the data set {self.dataset!r}" + (f" ({self.config})" if self.config else "")
         if self.revision:
             asked += f" at {self.revision!r}"
         try:

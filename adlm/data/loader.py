@@ -155,7 +155,7 @@ class Loader:
         changed = [name for name in mine if name != "given" and state.get(name) != mine[name]]
         if changed:
             raise ConfigError(
-                "asked to resume reading data",
+                "cannot resume reading data",
                 "; ".join(f"{name}: was {state.get(name)}, now {mine[name]}" for name in changed),
                 "use the same data, batch and seed, or start a new run",
                 subject=", ".join(changed),

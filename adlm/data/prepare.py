@@ -138,8 +138,7 @@ def _folder(source: Source, what: str, made_of: dict[str, Any], cache: Path | No
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fix = "name a folder you can write to"
-        raise DataError(f"asked to prepare data in {folder}", str(error), fix, subject=str(folder)) from error
+        raise DataError(f"cannot prepare data in {folder}: {error}", subject=str(folder)) from error
     return folder, key
 
 
@@ -210,9 +209,8 @@ def _write(
             watch(state.documents, state.characters, state.rows)
     if not state.rows:
         raise DataError(
-            f"asked to prepare {source.name} ({split}) in rows of {packing.length} tokens",
-            f"{state.documents} documents with {state.tokens} tokens: not one full row",
-            "check the source and the split, or choose a shorter row",
+            f"{source.name} ({split}) has no full row of {packing.length} tokens: {state.documents} documents with "
+            f"{state.tokens} tokens",
             subject=split,
         )
     if waiting:
@@ -241,7 +239,7 @@ def _write(
 
 
 def grouped(pieces: Iterable[Piece], characters: int) -> Iterator[list[Piece]]:
-    """The pieces in groups of at least so many characters, except for the last group."""
+    """The pieces in groups of at least this many characters, except for the last group."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -276,7 +274,7 @@ def _save(path: Path, array: Ids) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise DataError(
-            f"asked to write {path}",
+            f"cannot write {path}",
             str(error),
             "make room and run it again: it resumes after the last whole shard",
             subject=str(path),

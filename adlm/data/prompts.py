@@ -80,7 +80,7 @@ class Prompts(DataConfig):
         return Padded(self.length, begin=self.begin, end=self.end, predict_padding=self.padding)
 
     def _read(self, path: str, tokenizer: Tokenizer, watch: PreparationCallback | None) -> "PromptRows":
-        asked = f"asked for rows of {self.length} tokens from {path}"
+        asked = f"cannot make rows of {self.length} tokens from {path}"
         tokens = bytearray()  # of one row after the other, without padding
         lengths: list[int] = []
         given: list[int] = []
@@ -96,7 +96,7 @@ class Prompts(DataConfig):
                     continue
             if row.given >= self.length:
                 found = f"{row.given} tokens before the response at {row.where}"
-                raise DataError(asked, found, f"give length={len(row.tokens)}, or take it out", subject=row.where)
+                raise DataError(f"{asked}: {found}; give length={len(row.tokens)}, or take it out", subject=row.where)
             kept = row.tokens[: self.length]
             tokens += kept.astype(np.uint32).tobytes()
             lengths.append(len(kept))
@@ -105,12 +105,11 @@ class Prompts(DataConfig):
             raise DataError(
                 asked,
                 f"{long:,} of {documents:,} are longer, the longest with {longest[0]:,} tokens at {longest[1]}",
-                f"give length={longest[0]}, or say what becomes of them: too_long='cut' or 'drop'",
+                f"give length={longest[0]}, or too_long='cut' or 'drop'",
                 subject="length",
             )
         if not lengths:
-            fix = "give an object per line, with a prompt and a response"
-            raise DataError(asked, "nothing in it", fix, subject=path)
+            raise DataError(f"{path} has no prompt and response in it", subject=path)
         if watch is not None:
             watch(documents, characters, len(lengths))
         dropped = documents - len(lengths)
@@ -130,8 +129,7 @@ class Prompts(DataConfig):
                 after[i] = ids
             for (where, _), prompt, response, first, then in zip(some, prompts, responses, before, after, strict=True):
                 if not len(then):
-                    asked = f"asked to learn the response at {where}"
-                    raise DataError(asked, "not one token in it", "take it out", subject=where)
+                    raise DataError(f"the response at {where} has no tokens", subject=where)
                 row = np.concatenate([begin, first, then, end])
                 yield _Row(where, row, len(begin) + len(first), len(prompt) + len(response))
 
@@ -217,19 +215,22 @@ def _one_file(path: str) -> Path:
 
 
 def _text(record: object, field: str, where: str) -> str:
-    asked = f"asked for text in the field {field!r} of {where}"
+    asked = f"cannot read the field {field!r} of {where}"
     if not isinstance(record, dict):
-        fix = "give an object with a prompt and a response"
-        raise DataError(asked, f"{str(record)[:60]!r}, not an object", fix, subject=where)
+        raise DataError(
+            f"{where} must be an object with a prompt and a response, got {str(record)[:60]!r}", subject=where
+        )
     if field not in record:
         found = f"the fields {', '.join(record) or '(none)'}"
-        raise DataError(asked, found, "say which they are with prompt= and response=", subject=field)
+        raise DataError(f"{asked}: {found}; name them with prompt= and response=", subject=field)
     text = record[field]
     if not isinstance(text, str):
-        raise DataError(asked, f"{str(text)[:60]}, a {type(text).__name__}", "give a string", subject=field)
+        raise DataError(f"the field {field!r} of {where} must be a string, got {str(text)[:60]}", subject=field)
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a character, which no tokenizer takes
         found = f"half a character, {text[error.start]!r}"
-        raise DataError(asked, found, "put the text right", subject=field) from error
+        raise DataError(
+            f"the field {field!r} of {where} has half a character, {text[error.start]!r}", subject=field
+        ) from error
     return text

@@ -4,7 +4,7 @@
     FOLDER/shard-00000.npy          [rows, length] uint16 or uint32
     FOLDER/shard-00000.lengths.npy  [rows], where rows are padded
     FOLDER/tokenizer/
-    FOLDER/anchors.safetensors      token and document counts, where they were asked for (corpus_table.py)
+    FOLDER/anchors.safetensors      token and document counts, if they were made (corpus_table.py)
 
 Any tool that reads npy can open them, and nothing in them can run.
 """
@@ -65,34 +65,34 @@ class Shards(Table):
             verify: compare every checksum (under a second per gigabyte on a recent CPU). Sizes are always compared.
         """
         folder = Path(folder)
-        asked = f"asked to open the prepared data in {folder}"
-        again = "run `adlm prepare` again (with --force if the folder is damaged)"
+        asked = f"cannot open the prepared data in {folder}"
+        again = "run `adlm prepare --force` again"
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             unfinished = "an unfinished preparation" if any(folder.glob("shard-*.npy")) else f"no {MANIFEST}"
-            raise DataError(asked, unfinished, "run `adlm prepare`; it resumes", subject=MANIFEST) from None
+            raise DataError(f"{asked}: {unfinished}; run `adlm prepare`, which resumes", subject=MANIFEST) from None
         except ValueError as error:
-            raise DamagedData(asked, f"{MANIFEST} is not JSON: {error}", again, subject=MANIFEST) from error
+            raise DamagedData(f"{asked}: {MANIFEST} is not JSON: {error}; {again}", subject=MANIFEST) from error
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             found = manifest.get("format") if isinstance(manifest, dict) else None
-            raise DataError(asked, f"format {found}, this version reads {FORMAT}", again, subject="format")
+            raise DataError(f"{asked}: format {found}, this version reads {FORMAT}; {again}", subject="format")
         if missing := sorted(_KEYS - manifest.keys()):
-            raise DamagedData(asked, f"{MANIFEST} has no {', '.join(missing)}", again, subject=missing[0])
+            raise DamagedData(f"{asked}: {MANIFEST} has no {', '.join(missing)}; {again}", subject=missing[0])
         for entry in manifest["files"]:
             if not _NAME.fullmatch(entry["name"]):  # a manifest from elsewhere must not name files outside
-                raise DamagedData(asked, f"a file called {entry['name']!r}", again, subject=entry["name"])
+                raise DamagedData(f"{asked}: it names a file {entry['name']!r}; {again}", subject=entry["name"])
             path = folder / entry["name"]
             if not path.exists():
-                raise DamagedData(asked, f"{entry['name']} is missing", again, subject=entry["name"])
+                raise DamagedData(f"{asked}: {entry['name']} is missing; {again}", subject=entry["name"])
             if (size := path.stat().st_size) != entry["bytes"]:
                 found = f"{entry['name']} has {size} bytes instead of {entry['bytes']}"
-                raise DamagedData(asked, found, again, subject=entry["name"])
+                raise DamagedData(f"{asked}: {found}; {again}", subject=entry["name"])
             if verify and checksum(path) != entry["sha256"]:
                 found = f"{entry['name']} does not match its checksum"
-                raise DamagedData(asked, found, again, subject=entry["name"])
+                raise DamagedData(f"{asked}: {found}; {again}", subject=entry["name"])
         if not {*manifest["shards"]} <= {entry["name"] for entry in manifest["files"]}:
-            raise DamagedData(asked, f"{MANIFEST} names shards it has no checksum of", again, subject="shards")
+            raise DamagedData(f"{asked}: {MANIFEST} names shards it has no checksum of; {again}", subject="shards")
         return cls(folder, manifest)
 
     def __len__(self) -> int:

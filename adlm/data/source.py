@@ -31,7 +31,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def splits(self) -> tuple[str, ...]:
-        """The splits that can be asked for, training first."""
+        """The names of the splits, training first."""
 
     @abstractmethod
     def pieces(self, split: str) -> Iterator[Piece]:
@@ -51,7 +51,7 @@ class Source(ABC):
                 parts = []
 
     def beginning(self, split: str, characters: int = 1 << 26) -> Iterator[str]:
-        """Pieces from the start of a split, about so many characters: what a tokenizer is trained on."""
+        """Pieces from the start of a split, about this many characters: what a tokenizer is trained on."""
         for text, _ in self.pieces(split):
             if characters <= 0:
                 return

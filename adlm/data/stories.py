@@ -315,7 +315,7 @@ def _grammar() -> Grammar:
 class Stories(Source):
     """Stories drawn from the grammar, each one document of at most 62 words and punctuation marks.
 
-    Story i of a split depends on the seed, the split and i alone, not on how many stories are asked for.
+    Story i of a split depends on the seed, the split and i alone, not on the number of stories.
     """
 
     seed: int = 0

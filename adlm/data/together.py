@@ -34,7 +34,7 @@ class Together(DataConfig):
             same_tokens = each.tokenizer.fingerprint == first.tokenizer.fingerprint
             if not same_tokens or each.train.length != first.train.length or each.packing.keeps_apart:
                 raise ConfigError(
-                    f"asked to train on {first.train.name} and {each.train.name} together",
+                    f"cannot train on {first.train.name} and {each.train.name} together",
                     f"rows of {first.train.length} and {each.train.length} tokens, "
                     f"{'the same tokenizer' if same_tokens else 'different tokenizers'}",
                     "use one tokenizer and one length, and no packing that keeps documents apart",

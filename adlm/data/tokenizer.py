@@ -262,12 +262,7 @@ def load_tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenize
     except AdlmError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise DataError(
-            f"asked to load the tokenizer {name}",
-            str(error),
-            "check that the files are whole and belong together",
-            subject=str(name),
-        ) from error
+        raise DataError(f"cannot load the tokenizer {name}: {error}", subject=str(name)) from error
     return _from_hub(str(name), revision)
 
 
@@ -306,7 +301,7 @@ def _from_hub(name: str, revision: str | None) -> Tokenizer:
         raise
     except Exception as error:
         raise DataError(
-            f"asked for the tokenizer {name!r}",
+            f"cannot find the tokenizer {name!r}",
             f"no file or folder of that name here, and the Hub gave {type(error).__name__}: {error}".splitlines()[0],
             "name an existing file or folder, or check the name and the network",
             subject=name,
@@ -369,7 +364,6 @@ def _some(texts: Iterable[str]) -> Iterator[str]:
     iterator = iter(texts)
     head = list(islice(iterator, 1))
     if not head:
-        fix = "check the source and the split"
-        raise DataError("asked to train a tokenizer", "no text at all", fix, subject="text")
+        raise DataError("a tokenizer cannot be trained without text", subject="text")
     yield from head
     yield from iterator

@@ -29,9 +29,7 @@ def check_growth(text: str, where: str) -> None:
         if growth > MOST_GROWTH or parts > MOST_PARTS:
             found = f"its {name} makes texts up to {growth:.0f} times as long, in {parts} parts"
             raise DataError(
-                f"asked to load the tokenizer {where}",
-                found,
-                "do not use this file: it is not a real one",
+                f"cannot load the tokenizer {where}: {found}; do not use this file: it is not a real one",
                 subject=name,
             )
 

@@ -69,7 +69,7 @@ class UniformMasking(Corruption):
 
     Args:
         first: the smallest t drawn.
-        steps: times are multiples of 1/steps, and the bound is that of so many reverse steps; 0 is continuous time.
+        steps: times are multiples of 1/steps, and the bound is that of this many reverse steps; 0 is continuous time.
         importance: draw t in proportion to its weight, log(1 - alpha) uniform, so that every row weighs the same.
     """
 
@@ -84,9 +84,7 @@ class UniformMasking(Corruption):
             raise OutOfRange("steps", self.steps, "at least 1, or 0 for continuous time")
         if self.importance and (self.steps or not self.first > 0):
             raise ConfigError(
-                f"asked for importance-sampled times with first={self.first}, steps={self.steps}",
-                "the weight has no finite mean down to t = 0, and steps are drawn evenly",
-                "set first above 0 and steps=0",
+                f"importance=True needs first > 0 and steps=0, got first={self.first}, steps={self.steps}",
                 subject="importance",
             )
         if self.importance and not self.times.uniform:

@@ -89,7 +89,7 @@ class LeftToRightMasking(_SomeRows):
     arXiv 2506.19935, with a tenth of the rows).
 
     Count and weight are those of `CountMasking`, and all masked tokens are predicted, where AO-GPT, which reads one
-    token per position, predicts the next one. The loss is no bound.
+    token per position, predicts the next one. The loss is not a bound.
     """
 
     def _priorities(self, batch: Batch, noise: Noise) -> Tensor:
@@ -108,7 +108,8 @@ class ConfidenceMasking(_SomeRows):
     As many tokens are masked as in `CountMasking`. Of those that are not, the first 1 / (passes + 1) is drawn at
     random; the others are added in `passes` equal parts, each time where the model, given the true tokens so far, is
     most certain. PUMA keeps a row over many steps and takes the next mask from the pass that trained the last one.
-    Here a step depends on its rows alone, and the chosen rows cost `passes` forward passes more. The loss is no bound.
+    Here a step depends on its rows alone, and the chosen rows cost `passes` more forward passes. The loss is not a
+    bound.
     """
 
     fraction: float = 0.5

@@ -33,7 +33,7 @@ from adlm.evaluate.anchor_trials import TRIALS
 from adlm.evaluate.documents import open_held_out, packed_rows
 from adlm.evaluate.measurement import ModelLike, Progress, check_counts, measuring, opened
 from adlm.evaluate.result import Figure, Result
-from adlm.evaluate.statistics import jackknife, jackknife_ratio
+from adlm.evaluate.statistics import calibration_error, jackknife, jackknife_ratio
 
 # Okabe and Ito's colors, which differ for every kind of color vision.
 _COLOURS = {"anchor stage": "#E69F00", "denoiser": "#0072B2"}
@@ -65,7 +65,7 @@ def anchors(
     Args:
         model: an anchored model, its folder, or its name on the Hugging Face Hub.
         data, split, folder, field: as for `perplexity`.
-        limit: measure on the first so many rows.
+        limit: measure on this many rows only, from the first.
         levels: fractions of the tokens that are masked.
         batch: rows that a process measures at a time.
         out: write the result to this file. Partial results are kept beside it, and a second call resumes.
@@ -160,7 +160,7 @@ def anchor_figures(table: Array, columns: Mapping[Column, int]) -> dict[str, Fig
                 bins = [
                     (level, kind, stage, f"bin {i} {what}") for what in ("confidence", "correct") for i in range(BINS)
                 ]
-                add(level, kind, stage, "calibration error", jackknife(of(*bins, count), _calibration_error))
+                add(level, kind, stage, "calibration error", jackknife(of(*bins, count), calibration_error))
             for trial in TRIALS[1:]:
                 nats = jackknife_ratio(of((level, kind, trial, "nats"), count))
                 add(level, kind, f"denoiser told {trial}", "nats", nats, "nats per token")
@@ -185,12 +185,6 @@ def reliability(table: Array, columns: Mapping[Column, int], kind: str, stage: s
         if count:
             found.append((float(confidence / count), float(correct / count), int(count)))
     return found
-
-
-def _calibration_error(sums: Array) -> Array:
-    """sum over bins |confidence - accuracy| * fraction, from [..., confidences, corrects, count]."""
-    gap: Array = np.abs(sums[..., :BINS] - sums[..., BINS : 2 * BINS]).sum(-1) / sums[..., -1]
-    return gap
 
 
 class AnchorTable(NamedTuple):

@@ -59,9 +59,9 @@ def compare(
     shared = [name for name in one.items if name in two.items and name.split(" ")[0] not in SIZES]
     if unknown := [name for name in items if name not in shared]:
         found = f"no items {', '.join(unknown)} in both; in both: {', '.join(shared) or 'none'}"
-        raise DataError(asked, found, "name items that both have", subject=unknown[0])
+        raise DataError(f"{asked}: {found}", subject=unknown[0])
     if not (names := items or shared):
-        raise DataError(asked, "no items that both have", "measure both again with this version", subject="items")
+        raise DataError(f"{asked}: no items that both have", subject="items")
     figures = {
         f"{what} {name.removeprefix('nats').strip()}".strip(): figure
         for name in names
@@ -130,7 +130,7 @@ def _difference(
     one, two = (np.array(result.items[name], np.float64) for result in (first, second))
     if len(one) != len(two) or len(one) < 2:
         found = f"{len(one):,} and {len(two):,} items of {name}" + (": nothing to pair" if len(one) == len(two) else "")
-        raise DataError(asked, found, "measure both on the same two or more items", subject=name)
+        raise DataError(f"{asked}: {found}", subject=name)
     kind, _, suffix = name.partition(" ")
     counted = next((size for size in (f"tokens {suffix}".strip(), "tokens") if size in first.items), "tokens")
     per_token = kind == "nats" and counted in first.items and counted in second.items
@@ -138,12 +138,12 @@ def _difference(
     if per_token and list(first.items[counted]) != list(second.items[counted]):
         pairs = zip(first.items[counted], second.items[counted], strict=False)
         where = next((f"item {i} has {a:g} and {b:g} tokens" for i, (a, b) in enumerate(pairs) if a != b), "too few")
-        raise DataError(asked, f"items do not line up: {where}", "measure both on the same text", subject=counted)
+        raise DataError(f"{asked}: items do not line up: {where}", subject=counted)
     values = one - two
     if wrong := np.flatnonzero(~np.isfinite(values)).tolist():
         at = wrong[0]
         found = f"{len(wrong)} items that are not finite: number {at} has {one[at]} and {two[at]}"
-        raise DataError(asked, found, "one of the models gives these items no probability", subject=name)
+        raise DataError(f"{asked}: {found}", subject=name)
     value, error, z, p = paired(values, sizes)
     ends = bootstrap_ratio(values, sizes, resamples, level, seed)
     unit = "nats per token" if per_token else ""

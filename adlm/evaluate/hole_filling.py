@@ -1,7 +1,7 @@
 """Infilling of held-out texts: a word, a phrase or a sentence is cut out, and what a model puts there is compared.
 
 A model that sees both sides fills the hole. One that sees only the left does its best: it continues the left side
-several times, and keeps the continuation with which it finds the whole text likeliest.
+several times, and keeps the continuation that makes the whole text most likely.
 """
 
 import re
@@ -73,7 +73,7 @@ def infilling(
         best_of: fillings to choose from, by the likelihood of the whole text read from left to right. The first takes
             the likeliest token at each step, the others are drawn: see `TextModel.fillings`. Models without that
             reading have one filling.
-        sampler, options: as in `TextModel.infill`; by default surest first, the likeliest token at each step.
+        sampler, options: as in `TextModel.infill`; by default the most certain blank first, with its most likely token.
         split, folder, field: as for `perplexity`.
         out: write the result to this file. A second call resumes.
     """

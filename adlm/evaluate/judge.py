@@ -48,8 +48,8 @@ class JudgeReading(NamedTuple):
 class Judge(ABC):
     """A frozen left-to-right model that reads texts.
 
-    name: as it was asked for. length: tokens at which texts are cut. width: of the features. unknown_id: the token of
-    unknown words, if there is one.
+    name: as given to `open_judge`. length: tokens at which texts are cut. width: of the features. unknown_id: the
+    token of unknown words, if there is one.
     """
 
     name: str
@@ -199,7 +199,7 @@ def open_judge(
     path = smollm2_file() if name in (None, SMOLLM2) else Path(str(name))
     shown = name or SMOLLM2
     if (path / "tokenizer_roles.json").is_file():
-        network, config, tokenizer = load_model(path, asked=f"asked for the judge {shown!r}")
+        network, config, tokenizer = load_model(path, asked=f"cannot load the judge {shown!r}")
         judge: Judge = LeftToRightJudge(shown, network, config.packing, tokenizer, length=length)
     else:
         judge = _from_transformers(shown, path if path.suffix == ".gguf" else None, length, begin)
@@ -210,7 +210,7 @@ def open_judge(
 class Judged(NamedTuple):
     """n texts with a judge's reading: their tokens, cut; nats, scored tokens and features [n, D] of each.
 
-    cut: the number of texts that were longer. features are empty if none were asked for.
+    cut: the number of texts that were longer. features are empty if they were not computed.
     """
 
     rows: list[Ids]

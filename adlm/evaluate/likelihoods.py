@@ -63,11 +63,11 @@ def perplexity(
         field: the field or column that holds the text; several as in title,description; numbers if a CSV file has no
             header.
         detokenizer: undo a corpus's tokenization, by name.
-        limit: score only the first so many rows (or documents).
+        limit: score only this many rows (or documents), from the first.
         draws: noise levels per row, for bounds.
         estimator: of the bound (`adlm.objectives.likelihood.ESTIMATORS`); "all" shows how three of them agree. By
             default that of the training objective, in its form of least variance.
-        block_size: read the model in blocks of so many tokens: 1 is left to right, which is exact, 0 whole rows. By
+        block_size: read the model in blocks of this many tokens: 1 is left to right, which is exact, 0 whole rows. By
             default its own. For models that read blocks.
         documents: score each document on rows of its own, longer ones in windows.
         stride: tokens from one window of a document to the next; what they share is context and scored once.

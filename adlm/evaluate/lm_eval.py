@@ -249,12 +249,12 @@ class _Writing(NamedTuple):
 
 
 def _available(device: str | None) -> torch.device:
-    """The device asked for, or what there is: the harness asks for cuda:0 on every machine unless told otherwise."""
+    """The given device, or what there is: the harness names cuda:0 on every machine unless told otherwise."""
     try:
         return device_for(device or "auto")
     except ConfigError as error:
         chosen = device_for("auto")
-        _log.warning("no device %s (%s): using %s", device, error.found, chosen)
+        _log.warning("%s: using %s", error, chosen)
         return chosen
 
 

@@ -103,7 +103,7 @@ def opened(
     """A model on the device of this process, and what a result says of it: its name and a checksum of its weights.
 
     Args:
-        block_size: read it in blocks of so many tokens (`TextModel.in_blocks`). A result of a model that reads blocks
+        block_size: read it in blocks of this many tokens (`TextModel.in_blocks`). A result of a model that reads blocks
             says their size.
     """
     if isinstance(model, TextModel):

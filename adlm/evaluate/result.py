@@ -87,9 +87,9 @@ def read_result(path: str | Path) -> Result:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         found = "no such file" if isinstance(error, FileNotFoundError) else f"not JSON: {error}"
-        raise DataError(asked, found, fix, subject=str(path)) from None
+        raise DataError(f"{asked}: {found}", subject=str(path)) from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise DataError(asked, f"no result of this package ({SCHEMA})", fix, subject=str(path))
+        raise DataError(f"{asked}: `adlm evaluate` did not write it (no schema {SCHEMA})", subject=str(path))
     content.pop("schema")
     try:
         figures = {_new_name(name): _figure(value) for name, value in content["figures"].items()}
@@ -98,7 +98,7 @@ def read_result(path: str | Path) -> Result:
         return Result(**{**content, "figures": figures, "items": items, "notes": notes})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         fix = "the file is damaged or of another version: measure again"
-        raise DataError(asked, f"a field is missing or wrong: {error}", fix, subject=str(path)) from error
+        raise DataError(f"{asked}: a field is missing or wrong: {error}; {fix}", subject=str(path)) from error
 
 
 def _figure(stored: Mapping[str, Any]) -> Figure:

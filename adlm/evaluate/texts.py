@@ -94,8 +94,7 @@ def read_texts(path: Path, count: int | None = None, *, field: str = "text") -> 
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()][:count]
     except (OSError, UnicodeDecodeError) as error:
-        fix = "name a text file in UTF-8"
-        raise DataError(f"cannot read texts from {path}", str(error), fix, subject=str(path)) from error
+        raise DataError(f"cannot read texts from {path}: {error}", subject=str(path)) from error
     if not lines:
         raise DataError(f"{path} is empty", fix="write one text per line", subject=str(path))
     if path.suffix != ".jsonl":
@@ -107,7 +106,7 @@ def read_texts(path: Path, count: int | None = None, *, field: str = "text") -> 
         except (ValueError, TypeError, KeyError):
             text = None
         if not isinstance(text, str):
-            asked = f'line {number} of {path} is no object with a string "{field}"'
+            asked = f'line {number} of {path} is not an object with a string "{field}"'
             raise DataError(asked, fix=f'write one object per line, as in {{"{field}": "Once"}}', subject=str(path))
         texts.append(text)
     return texts

@@ -103,7 +103,7 @@ def zero_shot(
         data_dir: a folder with a folder per set; without it they come from the Hub.
         split: this one of every set; by default the published one, or what files have.
         skip_missing: leave out sets that are not found, instead of stopping before anything is scored.
-        limit: score only the first so many rows of each set.
+        limit: score only this many rows of each set, from the first.
         draws, estimator, block_size, batch, seed, out, device, revision, progress: as for `perplexity`.
     """
     check_counts(limit=limit, draws=draws, batch=batch)

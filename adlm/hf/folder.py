@@ -42,7 +42,7 @@ def _check_written(config: ModelConfig) -> None:
         for name in _OF_FAMILIES:
             if getattr(stack, name) != getattr(plain, name):
                 raise ConfigError(
-                    "asked for a model that transformers loads without this package",
+                    "cannot save a model that transformers loads without this package",
                     f"a stack with {name}={getattr(stack, name)}, which the file of its code does not have",
                     "save it as a plain model folder: transformers loads it after `import adlm.hf`",
                     subject=name,
@@ -52,11 +52,11 @@ def _check_written(config: ModelConfig) -> None:
 def add_remote_code(folder: str | Path) -> None:
     """Add `modeling_adlm.py` to a model folder, and to its `config.json` where transformers finds the classes."""
     folder = Path(folder)
-    _check_written(read_config(folder, f"asked to add code to the model in {folder}"))
+    _check_written(read_config(folder, f"cannot add code to the model in {folder}"))
     data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if data.get("model_type") != modeling_adlm.AdlmConfig.model_type:
         raise ConfigError(
-            f"asked to add code to the model in {folder}",
+            f"cannot add code to the model in {folder}",
             "a model that version 0.1 saved, or whose network is transformers' own",
             "save it again: adlm.load(folder).save(folder)",
             subject=str(folder),

@@ -106,7 +106,7 @@ def generate(
 
 
 def _given(own: GenerationConfig, config: GenerationConfig | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked for: by options, by a config, by the model's own config, the first that says something."""
+    """The settings: from options, a config or the model's own config, in this order."""
     given: dict[str, Any] = {}
     for each in (own.to_diff_dict(), {} if config is None else config.to_diff_dict(), options):
         given |= {name: value for name, value in each.items() if value is not None and name != "transformers_version"}
@@ -119,15 +119,15 @@ def _given(own: GenerationConfig, config: GenerationConfig | None, options: Mapp
 
 
 def _sampler(network: LanguageModel, config: ModelConfig, given: Mapping[str, Any]) -> Sampler:
-    """The one that was asked for; without a word, the model's own (`ModelConfig.sampling`)."""
+    """The chosen sampler; by default the model's own (`ModelConfig.sampling`)."""
     named = {name: given[name] for name in _FILTERS if name in given}
     if "max_denoising_steps" in given:
         named["steps"] = given["max_denoising_steps"]
     asked, greedy = given.get("sampler_config"), given.get("do_sample") is False
     if greedy and (drawing := [name for name in named if name in _DRAWING]):
-        found = "the likeliest token is taken always"
-        asked_for = f"asked for {' and '.join(drawing)} with do_sample=False"
-        raise ConfigError(asked_for, found, "leave one of them out", subject=drawing[0])
+        raise ConfigError(
+            f"do_sample=False always takes the most likely token; leave out {' and '.join(drawing)}", subject=drawing[0]
+        )
     if isinstance(asked, Sampler):
         return sampler_for(network, asked, named | ({"top_k": 1} if greedy else {}))
     options = _options(config.sampling if asked is None else asked) | canonical(named)
@@ -146,9 +146,10 @@ def _options(asked: Any) -> dict[str, Any]:
     if is_dataclass(asked) and not isinstance(asked, type):
         data = {"_cls_name": type(asked).__name__, **asdict(asked)}
     if data is None:
-        fix = "give a sampler of this package, its name, or a dict with its name as `sampler` and its options"
-        found = f"a value of type {type(asked).__name__}"
-        raise ConfigError(f"asked for sampler_config={asked!r}", found, fix, subject="sampler_config")
+        raise ConfigError(
+            f"sampler_config must be a sampler, its name, or a dict with its name as `sampler`, got {asked!r}",
+            subject="sampler_config",
+        )
     kind = data.pop("_cls_name", None)
     if kind == "EntropyBoundSamplerConfig":
         return {"sampler": "entropy-bounded", "gamma": data["entropy_bound"]}
@@ -164,14 +165,15 @@ def _new_tokens(config: ModelConfig, sampler: Sampler, given: Mapping[str, Any],
     new = given.get("max_new_tokens", given.get("max_length", length) - shown.shape[1])
     windowed = isinstance(sampler, Blocks) and sampler.window is not None
     if new < 1:
-        fix = "shorten it, or raise max_length" if shown.shape[1] < length else "shorten it"
-        asked = f"asked to continue from {shown.shape[1]} tokens"
-        raise ConfigError(asked, f"{new} more are allowed", fix, subject="max_new_tokens")
+        "shorten it, or raise max_length" if shown.shape[1] < length else "shorten it"
+        raise ConfigError(
+            f"{shown.shape[1]} tokens leave no room for more{'; raise max_length' if shown.shape[1] < length else ''}",
+            subject="max_new_tokens",
+        )
     if longest + new > length and not windowed:
         raise ConfigError(
-            f"asked for {new} new tokens with a prompt of {longest}",
-            f"the model's rows have room for {max(length - longest, 0)} more",
-            "ask for fewer, or give block_size in sampler_config, to write in blocks",
+            f"{new} new tokens do not fit after a prompt of {longest}: the model's rows have room for "
+            f"{max(length - longest, 0)} more; give block_size in sampler_config to write in blocks",
             subject="max_new_tokens",
         )
     return new
@@ -206,6 +208,5 @@ def _seed(seed: int | None, generator: torch.Generator | None) -> int:
         device = "cpu" if generator is None else generator.device
         return int(torch.randint(1 << 62, (), generator=generator, device=device))
     if generator is not None:
-        found = "both decide the random numbers"
-        raise ConfigError("asked for a seed and a generator", found, "give one of them", subject="seed")
+        raise ConfigError("give a seed or a generator, not both", subject="seed")
     return seed

@@ -57,7 +57,7 @@ class _Model(AdlmModel):
         if config.causal != self.causal:
             other = "AutoModelForCausalLM" if config.causal else "AutoModelForMaskedLM"
             found = "it is a left-to-right model" if config.causal else "it is a masked model"
-            raise ConfigError(f"asked for a model as {type(self).__name__}", found, f"use {other}", subject=other)
+            raise ConfigError(f"{type(self).__name__} does not suit the model: {found}; use {other}", subject=other)
         super().__init__(config)
         self._built = True
 

@@ -75,7 +75,7 @@ class ForwardWork(NamedTuple):
     Args:
         once: per call.
         token: per token.
-        output: per position whose features are asked for: what the last block does after its attention.
+        output: per position whose features are needed: what the last block does after its attention.
         logits: per row of logits.
     """
 
@@ -85,7 +85,7 @@ class ForwardWork(NamedTuple):
     logits: int
 
     def forward(self, tokens: int, positions: int) -> int:
-        """The operations of a pass over so many tokens that makes logits at so many positions."""
+        """The operations of a pass over `tokens` tokens that makes logits at some positions."""
         return self.once + tokens * self.token + positions * (self.output + self.logits)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.errors import ConfigError
+from adlm.matrix_products import inference_products
 from adlm.models.layers import linear, positions_in
 from adlm.models.network import Vocabulary
 
@@ -77,7 +78,8 @@ class Head(nn.Module):
 
     def raw(self, h: Tensor) -> Tensor:
         """Logits including that of the mask, as the second stage reads them."""
-        return linear(h, self.weight, self.bias)
+        with inference_products(h, len(self.weight)):
+            return linear(h, self.weight, self.bias)
 
     def forward(self, h: Tensor) -> Tensor:
         return widened(self.raw(h)).index_fill(-1, torch.full((1,), self.mask_id, device=h.device), -math.inf)

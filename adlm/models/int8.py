@@ -52,4 +52,4 @@ def check_supported(device: torch.device) -> None:
     """Refuse where there is no kernel for it."""
     found = f"the model is on {device.type}" if device.type != "cpu" else "this build of PyTorch has no kernel for them"
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        raise ConfigError("asked for int8 weights", found, "use bfloat16 there", subject="int8")
+        raise ConfigError(f"int8 weights are not available: {found}; use bfloat16", subject="int8")

@@ -69,13 +69,13 @@ def save_model(
     Args:
         facts: what the card states beyond the network: license, training data, figures.
     """
-    asked = f"asked to save a model to {folder}"
+    asked = f"cannot save a model to {folder}"
     _check_network(model, config, asked)
     _check_tokenizer(tokenizer, config, asked)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ModelError(asked, "a file is in the way", "name another folder", subject=str(folder)) from error
+        raise ModelError(f"{asked}: a file is in the way", subject=str(folder)) from error
     for unfinished in folder.glob(_UNFINISHED + "*"):
         shutil.rmtree(unfinished, ignore_errors=True)
     with TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as name:
@@ -125,7 +125,7 @@ def load_model(folder: Path, *, asked: str = "") -> tuple[LanguageModel, ModelCo
     Args:
         asked: the first part of error messages, if the folder is not what the user named.
     """
-    asked = asked or f"asked to load a model from {folder}"
+    asked = asked or f"cannot load a model from {folder}"
     config = read_config(folder, asked)
     for name in FILES:
         if not (folder / name).is_file():
@@ -165,7 +165,7 @@ def read_config(folder: Path, asked: str) -> ModelConfig:
     try:
         config = from_json(ModelConfig, data, where=CONFIG)
     except AdlmError as error:
-        found = ": ".join(filter(None, (error.asked.removeprefix("asked "), error.found)))
+        found = ": ".join(filter(None, (error.asked, error.found)))
         raise ModelError(asked, found, error.fix, subject=error.subject or CONFIG) from error
     except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise refused(f"is invalid: {error}") from error
@@ -178,22 +178,22 @@ def read_config(folder: Path, asked: str) -> ModelConfig:
 def _absent(folder: Path, name: str, asked: str) -> ModelError:
     if not folder.is_dir():
         found = "a file, not a folder" if folder.exists() else "no such folder"
-        return ModelError(asked, found, "name the folder of a model", subject=str(folder))
+        return ModelError(f"{asked}: {found}", subject=str(folder))
     if any(folder.glob(_UNFINISHED + "*")):
-        return ModelError(asked, f"no {name}: a save was interrupted", "save the model again", subject=_UNFINISHED)
-    return ModelError(asked, f"no {name}", "name a folder that `adlm train` or `TextModel.save` wrote", subject=name)
+        return ModelError(f"{asked}: no {name}: a save was interrupted; save the model again", subject=_UNFINISHED)
+    return ModelError(f"{asked}: no {name}; name a folder that `adlm train` or `TextModel.save` wrote", subject=name)
 
 
 def _check_network(model: LanguageModel, config: ModelConfig, asked: str) -> None:
     """What is written comes back only under its own names and with its own config."""
     for name, _ in model.named_parameters():
         if name.startswith(("module.", "_orig_mod.")):
-            found = f"a network in a wrapper: its first weight is {name}"
-            raise ModelError(asked, found, "save the one inside", subject="network")
+            raise ModelError(
+                f"{asked}: it is in a wrapper (its first weight is {name}); save the network inside", subject="network"
+            )
         break
     if model.vocabulary != config.vocabulary or getattr(model, "config", config.network) != config.network:
-        found = "a network that was built from another config"
-        raise ModelError(asked, found, "give the one it was built from", subject="config")
+        raise ModelError(f"{asked}: it was built from another config", subject="config")
 
 
 def _check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, asked: str) -> None:
@@ -201,8 +201,7 @@ def _check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, asked: str) -> N
     roles, vocabulary = tokenizer.roles, config.vocabulary
 
     def refused(found: str, subject: str) -> ModelError:
-        fix = "tokenizer and config belong to different models: put the right one in"
-        return ModelError(asked, found, fix, subject=subject)
+        return ModelError(f"{asked}: {found}", subject=subject)
 
     if (roles.vocab_size, roles.mask_id) != (vocabulary.size, vocabulary.mask_id):
         ours = f"a vocabulary of {vocabulary.size} with mask {vocabulary.mask_id} in the config"

@@ -198,7 +198,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 class Norm(nn.Module):
-    """Layer normalization (or, if `rms`, by the root mean square) with a gain, and a bias if asked for."""
+    """Layer normalization (or, if `rms`, by the root mean square) with a gain, and an optional bias."""
 
     def __init__(self, width: int, *, rms: bool = False, eps: float = 1e-5, bias: bool = False) -> None:
         super().__init__()

@@ -30,8 +30,7 @@ KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3")
 _LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "vocab_size")
 # They name code, or another form of the weights.
 _REFUSED = ("attn_implementation", "auto_map", "experts_implementation", "quantization_config")
-_ASKED = "asked for a network of the library transformers"
-_DAMAGED = "the files are damaged: get them again"
+_ASKED = "cannot build a network of the library transformers"
 
 
 @dataclass(frozen=True)
@@ -50,21 +49,16 @@ class TransformersCausalConfig(NetworkConfig):
             settings = json.loads(self.architecture)
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                _ASKED, f"its architecture is not JSON: {error}", "take it from a config.json", subject="architecture"
+                f"architecture must be JSON, as in a config.json: {error}", subject="architecture"
             ) from error
         kind = settings.get("model_type") if isinstance(settings, dict) else None
         if not isinstance(kind, str):
-            raise ConfigError(
-                _ASKED, "no model_type in its architecture", f"name one of {', '.join(KINDS)}", subject="model_type"
-            )
+            raise ConfigError(f"architecture must have a model_type: {', '.join(KINDS)}", subject="model_type")
         if kind not in KINDS:
             raise UnknownName("model_type of transformers", kind, KINDS)
         if refused := [name for name in settings if name.startswith("_") or name in _REFUSED]:
             raise ConfigError(
-                _ASKED,
-                f"{', '.join(refused)} in its architecture",
-                "leave that out: it may name code",
-                subject=refused[0],
+                f"architecture must not have {', '.join(refused)}, which may name code", subject=refused[0]
             )
 
     @property
@@ -108,17 +102,15 @@ class TransformersCausalConfig(NetworkConfig):
 
 def architecture_of(folder: Path) -> str:
     """The arguments of `TransformersCausalConfig` for a folder that transformers saved."""
-    asked = f"asked for the network of {folder}"
+    asked = f"cannot read the network of {folder}"
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            asked, f"no config.json that can be read: {error}", "name a model's folder", subject="config.json"
-        ) from error
+        raise ModelError(f"{asked}: its config.json cannot be read: {error}", subject="config.json") from error
     if not isinstance(settings, dict) or "model_type" not in settings:
         found = "its config.json is not one of the library transformers"
         fix = "name a model of that library; one of this package is loaded by adlm.load"
-        raise ModelError(asked, found, fix, subject="model_type")
+        raise ModelError(f"{asked}: {found}; {fix}", subject="model_type")
     return json.dumps({key: settings[key] for key in sorted(settings) if key[0] != "_" and key not in _LEFT_OUT})
 
 
@@ -221,8 +213,7 @@ def fill_from(model: TransformersCausal, folder: Path, vocabulary: dict[str, int
         vocabulary: the ids of the run's tokens.
     """
     if not any(folder.glob("*.safetensors")):
-        fix = "get the model as safetensors: pickles are never read"
-        raise ModelError(asked, "no safetensors file in it", fix, subject="safetensors")
+        raise ModelError(f"{asked}: it has no safetensors file, and pickles are never read", subject="safetensors")
     _check_same(model, folder, asked)
     try:
         other, report = _transformers().AutoModelForCausalLM.from_pretrained(
@@ -234,9 +225,9 @@ def fill_from(model: TransformersCausal, folder: Path, vocabulary: dict[str, int
             output_loading_info=True,
         )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ModelError(asked, f"its weights cannot be read: {error}", _DAMAGED, subject="weights") from error
+        raise ModelError(f"{asked}: its weights cannot be read: {error}", subject="weights") from error
     if missing := sorted(report["missing_keys"]):
-        raise ModelError(asked, f"no weights for {', '.join(missing[:5])}", _DAMAGED, subject=missing[0])
+        raise ModelError(f"{asked}: no weights for {', '.join(missing[:5])}", subject=missing[0])
     first, last = other.get_input_embeddings().weight, model.network.get_output_embeddings().weight
     known = min(len(first), model.vocabulary.size, _known_tokens(folder, vocabulary, asked) or len(first))
     by_token = {model.network.get_input_embeddings().weight, last}
@@ -267,7 +258,7 @@ def _check_same(model: TransformersCausal, folder: Path, asked: str) -> None:
     if names:
         found = ", ".join(f"{name} is {theirs.get(name)} in it and {ours.get(name)} in the run" for name in names)
         fix = "take the network's architecture from the same folder (architecture_of)"
-        raise ModelError(asked, found, fix, subject=names[0])
+        raise ModelError(f"{asked}: {found}; {fix}", subject=names[0])
 
 
 def _known_tokens(folder: Path, vocabulary: dict[str, int], asked: str) -> int | None:
@@ -279,7 +270,7 @@ def _known_tokens(folder: Path, vocabulary: dict[str, int], asked: str) -> int |
     other = [token for token, index in theirs.items() if vocabulary.get(token) != index]
     if other:
         found = f"{len(other):,} of its {len(theirs):,} tokens, {other[0]!r} among them, have other ids in the run"
-        raise ModelError(asked, found, f"set data.tokenizer={folder}", subject="data.tokenizer")
+        raise ModelError(f"{asked}: {found}; set data.tokenizer={folder}", subject="data.tokenizer")
     return max(theirs.values()) + 1
 
 
@@ -305,14 +296,14 @@ def _settings(config: TransformersCausalConfig, vocabulary: Vocabulary) -> Any:
         raise _not_built(error) from error
     if any(kind != "full_attention" for kind in getattr(settings, "layer_types", None) or ()):
         found = "some of its layers see a window only"
-        raise ConfigError(_ASKED, found, "choose a model whose positions see all before them", subject="layer_types")
+        raise ConfigError(f"{_ASKED}: {found}", subject="layer_types")
     return settings
 
 
 def _not_built(error: Exception) -> ConfigError:
     line = next(iter(str(error).splitlines()), "")
     found = f"it cannot be built: {type(error).__name__} {line}"
-    return ConfigError(_ASKED, found, "check its architecture", subject="architecture")
+    return ConfigError(f"{_ASKED}: {found}", subject="architecture")
 
 
 def _transformers() -> ModuleType:

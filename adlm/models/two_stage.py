@@ -126,7 +126,7 @@ class TwoStage(LanguageModel):
         if stage is None:
             stage = self._sites_stage(block)
         elif stage.embedded.shape[1] < block.inputs.shape[1]:
-            raise ConfigError("the anchor stage has to read finished blocks first", subject="stage")
+            raise ConfigError("the anchor stage must read finished blocks first", subject="stage")
         else:
             stage = stage._replace(embedded=self.embedding.at(block.inputs, block.positions))
         final = self._sites_denoised(stage, block, output_mask)

@@ -38,7 +38,7 @@ class D3pm(MaskedObjective):
         model, masking = context.model, self._masking()
         head = model.head
         if head is None:
-            raise ConfigError(f"D3PM needs a linear head, which {type(model).__name__} has not", subject="head")
+            raise ConfigError(f"D3PM needs a linear head, which {type(model).__name__} does not have", subject="head")
         t = context.corrupted.t.double()[:, None]
         alpha_t = context.select(masking.schedule.alpha(t))
         alpha_s = context.select(masking.schedule.alpha((t - 1 / masking.steps).clamp_min(0)))

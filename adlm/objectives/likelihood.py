@@ -126,7 +126,7 @@ def estimator(name: str, model: LanguageModel) -> Objective:
         fix = "leave it out" if model.causal else f"use one of {', '.join(list(ESTIMATORS)[1:])}"
         kind = "left to right: its likelihood is exact" if model.causal else "both ways: it has a bound"
         raise ConfigError(
-            f"the estimator {name!r} does not suit the model", f"it reads {kind}", fix, subject="estimator"
+            f"the estimator {name!r} does not suit the model, which reads {kind}; {fix}", subject="estimator"
         )
     return objective
 

@@ -225,9 +225,9 @@ def check_direction(objective: Objective, model: LanguageModel, *, causal: bool)
     """
     if model.causal != causal:
         raise ConfigError(
-            f"asked for {type(objective).__name__} with {type(model).__name__}",
-            f"the model {'sees only the left' if model.causal else 'sees both sides'}",
-            "use a causal stack, or Nelbo" if causal else "use CrossEntropy, or a stack that is not causal",
+            f"{type(objective).__name__} does not suit {type(model).__name__}, which sees "
+            f"{'only the left' if model.causal else 'both sides'}; "
+            f"{'use a causal stack, or Nelbo' if causal else 'use CrossEntropy, or a stack that is not causal'}",
             subject="attention",
         )
 

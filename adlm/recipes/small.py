@@ -75,7 +75,7 @@ def tinystories(kind: str, size: str = "nano") -> Run:
 
 
 def box(kind: str) -> Run:
-    """Paragraphs of TinyStories in rows of 64, a BPE of 4,096: the bundled model, and its matched baseline.
+    """Paragraphs of TinyStories in rows of 64, a BPE of 4,096: the model that version 0.1 bundled, and its MDLM.
 
     An hour and a half on one core. Paragraphs, since so small a model cannot keep a whole story together but can write
     a few sentences.

@@ -13,7 +13,7 @@ from adlm.samplers.remasking import Cap, Never, RemaskRule
 from adlm.samplers.sampler import Unmasking
 from adlm.samplers.state import SamplerState
 
-_MANY_STEPS = 4096  # beyond this, the step of each reveal is drawn directly, instead of once per step
+_MANY_STEPS = 512  # beyond this, the step of each reveal is drawn directly, instead of once per step
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The current block of each row of a canvas, read after the finished ones in a cache.
 
-Shapes: B rows, L positions, N positions that are asked for.
+Shapes: B rows, L positions, N output positions.
 """
 
 import torch

@@ -45,7 +45,7 @@ class Blocks(Unmasking):
     Args:
         inner: fills each block. Its own filters and stale_anchors hold, with fresh anchors at the start of a block.
         size: tokens per block. For networks that can be read in several ways, 1 is left to right and 0 the whole row.
-        window: the network sees so many tokens at once, which lets a canvas be longer than what it was trained on:
+        window: the network sees this many tokens at once, which lets a canvas be longer than what it was trained on:
             all of it at first, then the part that ends with the block. None: always the whole canvas.
     """
 

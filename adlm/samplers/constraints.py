@@ -221,7 +221,7 @@ class Choice(Wording):
             if all(texts) and b"".join(texts) == text.encode():
                 return tuple(ids.tolist())
         raise ConfigError(
-            f"asked for the choice {option!r} after {spot.left[-20:]!r}",
+            f"cannot write the choice {option!r} after {spot.left[-20:]!r}",
             f"the tokenizer's own tokens for it read {b''.join(texts).decode(errors='replace')!r} there",
             "write it as the tokenizer does (letter case, unknown characters), or put a space before the hole",
             subject=option,

@@ -40,7 +40,7 @@ class Filter(ABC):
 
 @dataclass(frozen=True)
 class Temperature(Filter):
-    """Logits divided by `value`: below 1 likely tokens become likelier. 0 takes the likeliest always."""
+    """Logits divided by `value`: below 1, likely tokens become more likely; 0 always takes the most likely one."""
 
     value: float = 1.0
 
@@ -55,7 +55,7 @@ class Temperature(Filter):
 
 @dataclass(frozen=True)
 class TopK(Filter):
-    """The `k` likeliest tokens; of equal ones, those with the smaller numbers."""
+    """The `k` most likely tokens; of equal ones, those with the smaller ids."""
 
     k: int
 
@@ -73,7 +73,7 @@ class TopK(Filter):
 
 @dataclass(frozen=True)
 class TopP(Filter):
-    """The likeliest tokens that together have probability `p`.
+    """The most likely tokens that together have probability `p`.
 
     Two rules are published for the token that crosses p. It stays (`keep_crossing`) with Hugging Face and Duo, so
     that at least p is kept; ADLM, ReMDM and BD3-LM drop it, so that at most p is, though always the likeliest token.
@@ -112,7 +112,7 @@ class TopP(Filter):
 
 @dataclass(frozen=True)
 class MinP(Filter):
-    """Tokens at least `p` times as likely as the likeliest (arXiv 2407.01082)."""
+    """Tokens at least `p` times as likely as the most likely one (arXiv 2407.01082)."""
 
     p: float
 
@@ -178,8 +178,7 @@ class Forced(Filter):
 def check_finite(logits: Tensor, sites: Sites) -> None:
     """Refuse what the network gave [N, V] where it is nonsense; before the filters, which could hide it."""
     if (wrong := _not_finite(logits)) is not None:
-        fix = "check its weights: adlm.load reads them as they are"
-        raise ConfigError(_asked(wrong, sites), "the model's logits are not finite", fix, subject="logits")
+        raise ConfigError(f"{_asked(wrong, sites)}: the model's logits are not finite", subject="logits")
 
 
 def check_drawable(
@@ -192,7 +191,7 @@ def check_drawable(
     """
     if changed and (wrong := _not_finite(logits)) is not None:
         names = ", ".join(type(each).__name__ for each in filters) or "the constraint"
-        raise ConfigError(_asked(wrong, sites), f"no token is left by {names}", "allow more", subject=names)
+        raise ConfigError(f"{_asked(wrong, sites)}: no token is left by {names}", subject=names)
     if len(logits) and logits[:, mask_id].amax().item() > -math.inf:
         raise ConfigError(f"the mask token {mask_id} cannot be forced", subject="Forced.token")
 
@@ -208,7 +207,7 @@ def _not_finite(logits: Tensor) -> Tensor | None:
 
 def _asked(wrong: Tensor, sites: Sites) -> str:
     first = int(wrong.nonzero()[0, 0])
-    return f"asked to draw a token at position {int(sites.position[first])} of row {int(sites.row[first])}"
+    return f"cannot draw a token at position {int(sites.position[first])} of row {int(sites.row[first])}"
 
 
 def _descending(logits: Tensor) -> Tensor:

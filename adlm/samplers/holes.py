@@ -152,7 +152,7 @@ def _lengths(hole: Hole, language: Language, wording: Wording | None) -> Sequenc
     if not possible:
         known = f"; its options have {', '.join(map(str, language.lengths))}" if language.lengths else ""
         raise ConfigError(
-            f"asked to fill {hole.written} by {wording or 'text'}",
+            f"cannot fill {hole.written} by {wording or 'text'}",
             f"no {hole.least if hole.least == hole.most else f'{hole.least} to {hole.most}'} tokens are right{known}",
             "change the token counts or the constraint; write spaces before the hole, not into the constraint",
             subject=hole.written,

@@ -149,7 +149,7 @@ def sampler_for(model: LanguageModel, sampler: Sampler | str | None, options: Ma
         banned, allowed: ids of tokens; repetition_penalty; temperature; top_k; top_p, with keep_crossing=False to drop
             the token that crosses it, which `nucleus_p` does; min_p.
     Options of samplers that unmask:
-        block_size (block_length): fill blocks of so many tokens from left to right; window: see `Blocks`. `steps` are
+        block_size (block_length): fill blocks of this many tokens from left to right; window: see `Blocks`. `steps` are
             then those of each block; LLaDA counts those of all blocks together.
         stale_anchors: see `Unmasking`.
     """
@@ -159,9 +159,11 @@ def sampler_for(model: LanguageModel, sampler: Sampler | str | None, options: Ma
             raise ConfigError(f"a sampler has no option {name}", fix="give it to `generate`", subject=name)
     if isinstance(sampler, Sampler):
         if given:
-            asked = f"asked for {', '.join(given)} with the sampler {type(sampler).__name__}"
-            fix = "give them to the sampler, or name it by a string"
-            raise ConfigError(asked, "a sampler is complete", fix, subject=", ".join(given))
+            raise ConfigError(
+                f"{', '.join(given)} cannot be given with a {type(sampler).__name__}: give them to it, or name the "
+                "sampler by a string",
+                subject=", ".join(given),
+            )
         return sampler
     named = named_sampler(_chosen(model, sampler, given))
     for option in given:
@@ -233,8 +235,10 @@ def _filters(given: dict[str, Any]) -> tuple[Filter, ...]:
     _only_one({name: given[name] for name in ("top_p", "nucleus_p") if name in given})
     keep = given.pop("keep_crossing", None)
     if keep is not None and "top_p" not in given:
-        found = "nucleus_p drops it always" if "nucleus_p" in given else "no top_p"
-        raise ConfigError(f"asked for keep_crossing={keep}", found, "give it with top_p", subject="keep_crossing")
+        raise ConfigError(
+            f"keep_crossing needs top_p{', and nucleus_p always drops that token' if 'nucleus_p' in given else ''}",
+            subject="keep_crossing",
+        )
     if dropping := "nucleus_p" in given:
         given["top_p"] = given.pop("nucleus_p")
     made = {name: registry.find("filter", name)(given.pop(name)) for name in registry.names("filter") if name in given}

@@ -231,22 +231,21 @@ class _Paths:
 
     def _refused(self, name: str) -> ConfigError:
         return ConfigError(
-            f"asked for a hole that matches {self.regex!r}",
-            f"{name.lower().replace('_', ' ')} cannot be held token by token",
-            "write it with literals, classes, alternatives, groups and repetition",
+            f"{self.regex!r} has {name.lower().replace('_', ' ')}, which is not supported; use literals, classes, "
+            "alternatives, groups and repetition",
             subject=self.regex,
         )
 
 
 def _parsed(regex: str) -> list[tuple[Any, Any]]:
-    asked = f"asked for a hole that matches {regex!r}"
     try:
         tree = _re_parser.parse(regex)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(asked, f"not a regular expression: {error}", "correct it", subject=regex) from error
+        raise ConfigError(f"{regex!r} is not a regular expression: {error}", subject=regex) from error
     if flags := re.RegexFlag(tree.state.flags) & ~(re.UNICODE | re.VERBOSE):
         raise ConfigError(
-            asked, f"flags are not supported: {flags!r}", "spell the characters out, as in [Aa]", subject=regex
+            f"{regex!r} has flags, which are not supported ({flags!r}); spell the characters out, as in [Aa]",
+            subject=regex,
         )
     items = list(tree)
     # A hole is matched as a whole anyway.

@@ -19,7 +19,7 @@ from adlm.serve.samplers import sampler_of
 from adlm.serve.streaming import Events, Stream, begun, line, results
 
 _WHOLE_OR_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "texts, or events where a stream was asked for"}
+    200: {"content": {"text/event-stream": {}}, "description": "texts, or events if a stream was requested"}
 }
 Wire = TextWire | ChatWire
 

@@ -1,4 +1,4 @@
-"""Connections to the server: how many there may be, how long a request head may take, and what is no request.
+"""Connections to the server: how many there may be, how long a request head may take, and bytes that are not a request.
 
 A client that connects and never finishes a request head costs a file descriptor, and needs no key for that. So a
 connection without a request is closed after a few seconds, or earlier if a new client needs its place.
@@ -151,7 +151,7 @@ class BoundedProtocol(H11Protocol):
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP request. A request that is being read ends without an answer of its own."""
+        """Answer bytes that are not an HTTP request. A request that is being read ends without an answer of its own."""
         if self.cycle is not None and not self.cycle.response_complete:
             started = self.cycle.response_started
             self.cycle.disconnected = True

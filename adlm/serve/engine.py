@@ -1,4 +1,4 @@
-"""Requests in threads: so many at once, so many waiting, each to be cancelled at any time."""
+"""Requests in threads: limits on those running and those waiting, and each can be cancelled at any time."""
 
 import threading
 import time
@@ -166,7 +166,7 @@ class Engine:
         except TimedOut as error:
             self.timed_out += 1
             raise RequestRefused(
-                408, f"not done after {self.limits.seconds:g} seconds; ask for less", code="timeout"
+                408, f"not done after {self.limits.seconds:g} seconds; request fewer tokens or steps", code="timeout"
             ) from error
         finally:
             batcher.join(-1)

@@ -1,4 +1,4 @@
-"""What a server lets one request ask for, and how it says no."""
+"""Limits of requests, and the answer to a request that exceeds them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ _LEAST = {"waiting": 0, "predictions": 0, "head_seconds": 0.1, "pattern_seconds"
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a request may ask for, and how many there may be.
+    """Limits of one request, and of the number of requests.
 
     Args:
         running: requests that are worked on at once.
@@ -66,7 +66,7 @@ class ServerLimits:
 
 
 class RequestRefused(Exception):
-    """An answer other than what was asked for, in the shape that OpenAI's clients read."""
+    """A refusal or an error, in the shape that OpenAI's clients read."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: int | None = None

@@ -13,7 +13,7 @@ class Logprobs:
     """How likely the model found the token drawn last at each position, before any filter; and its likeliest ones.
 
     Args:
-        count: likeliest tokens that are kept.
+        count: how many of the most likely tokens are kept.
     """
 
     def __init__(self, count: int) -> None:

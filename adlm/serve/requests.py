@@ -1,4 +1,4 @@
-"""What may be asked for, field by field. What is not named here is refused."""
+"""The fields of requests. Any other field is refused."""
 
 from typing import Annotated, Any
 
@@ -49,7 +49,7 @@ class HoleConstraint(StrictModel):
     choice: Annotated[list[Option], Field(min_length=1, max_length=1000)] | None = None
     digits: bool | None = None
     pattern: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
-        None, description="a regular expression without look-around and back-references"
+        None, description="a regular expression without lookaround and backreferences"
     )
 
     @model_validator(mode="after")
@@ -104,7 +104,7 @@ class GenerateRequest(Sampling):
     predictions: Annotated[int, Field(ge=0, le=1000)] = Field(
         3,
         validation_alias=AliasChoices("predictions", "guesses"),
-        description="likeliest tokens shown for each blank; `guesses` is its old name",
+        description="most likely tokens shown for each blank; `guesses` is its old name",
     )
 
 

@@ -49,17 +49,19 @@ class Service:
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
-        asked = f"asked to serve on {self.host}"
         if self.key is not None:
             object.__setattr__(self, "key", checked_key(self.key))
         object.__setattr__(self, "keys", {name: checked_key(key) for name, key in self.keys.items()})
         if self.host not in LOOPBACK and not self.all_keys:
             raise ConfigError(
-                asked, "others can reach it, and there is no key", "give --key, or set ADLM_KEY", subject="key"
+                f"serving on {self.host}, where others can reach it, needs a key; give --key, or set ADLM_KEY",
+                subject="key",
             )
         if self.studio and (self.all_keys or self.host not in LOOPBACK):
-            fix = "serve the page on 127.0.0.1, without a key"
-            raise ConfigError(asked, "a browser does not send the key for a page", fix, subject="studio")
+            raise ConfigError(
+                "the studio works only on 127.0.0.1 and without a key, because a browser does not send one",
+                subject="studio",
+            )
         if self.workers < 1:
             raise OutOfRange("workers", self.workers, "at least 1")
         if not 0 <= self.port < 1 << 16:
@@ -79,7 +81,7 @@ class Service:
         except OSError as error:
             opened.close()
             raise ConfigError(
-                f"asked to serve on {self.host}:{self.port}", str(error), "choose another --port", subject="port"
+                f"cannot serve on {self.host}:{self.port}: {error}; choose another --port", subject="port"
             ) from error
         opened.listen(1024)
         return opened
@@ -141,14 +143,14 @@ def _server(app: Any, service: Service, on_exit: Callable[[], None], files_per_r
 
 def read_keys(file: Path) -> dict[str, str]:
     """Keys by the names of clients, from a file with a name and a key on each line."""
-    asked = f"asked to read keys from {file}"
+    asked = f"cannot read keys from {file}"
     try:
         lines = [line.split() for line in file.read_text(encoding="ascii").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise ConfigError(asked, str(error), "name a text file", subject="key_file") from error
+        raise ConfigError(f"{asked}: {error}", subject="key_file") from error
     if not lines or any(len(line) != 2 for line in lines) or len({name for name, _ in lines}) < len(lines):
         found = "not one name and one key on each line, with different names"
-        raise ConfigError(asked, found, "write lines such as `alice 3f9c...`", subject="key_file")
+        raise ConfigError(f"{asked}: {found}; write lines such as `alice 3f9c...`", subject="key_file")
     return {line[0]: line[1] for line in lines}
 
 
@@ -231,7 +233,7 @@ def _serve_in_front(service: Service, listening: socket.socket) -> None:
         if pool.failed:
             raise ModelError(
                 f"the {service.workers} workers stop as soon as they start",
-                fix="try --workers 1, which says why",
+                fix="run it with --workers 1 to see the reason",
                 subject="workers",
             )
 

@@ -118,7 +118,7 @@ class TrainState:
         tensors = self.tensors()
         if missing := sorted(tensors.keys() - saved.shapes.keys()):
             raise TrainingError(
-                f"asked to resume from {saved.folder}",
+                f"cannot resume from {saved.folder}",
                 f"no {missing[0]} in it" + (f", and {len(missing) - 1} others are missing" if missing[1:] else ""),
                 "the checkpoint belongs to another model: name another --out",
                 subject=str(saved.folder),
@@ -178,7 +178,7 @@ class Checkpoints:
         for rank, found in enumerate(self.context.all(problem)):
             if found is not None:
                 raise TrainingError(
-                    f"asked to write a checkpoint to {self.folder}",
+                    f"cannot write a checkpoint to {self.folder}",
                     found if self.context.size == 1 else f"process {rank}: {found}",
                     RETRY,
                     subject=str(self.folder),
@@ -233,7 +233,7 @@ class Checkpoints:
         if damaged:
             # No reason to start over without asking: they stay where they are until someone has looked.
             raise TrainingError(
-                f"asked to resume from the checkpoints in {self.folder}",
+                f"cannot resume from the checkpoints in {self.folder}",
                 "all are damaged: " + "; ".join(f"{folder.name}: {why}" for folder, why in damaged.items()),
                 "restore a copy of one, or train from the beginning with --resume never",
                 subject=str(self.folder),

@@ -54,7 +54,7 @@ class Finetune(Init):
     model: str
 
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
-        asked = f"asked to start from {self.model}"
+        asked = f"cannot start from {self.model}"
         other = _load(self.model, tokenizer, asked)
         if type(other) is not type(model):
             fix = "name a model of the same kind; init=AnchorFrom makes two stages from one"
@@ -83,7 +83,7 @@ class AnchorFrom(Init):
     model: str
 
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
-        asked = f"asked to start the anchor stage from {self.model}"
+        asked = f"cannot start the anchor stage from {self.model}"
         model, other = _two_and_one(model, self.model, tokenizer, asked)
         ours, theirs = model.config, other.config
         differences = [
@@ -113,11 +113,11 @@ class SplitFrom(Init):
     model: str
 
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
-        asked = f"asked to split {self.model} into two stages"
+        asked = f"cannot split {self.model} into two stages"
         model, other = _two_and_one(model, self.model, tokenizer, asked)
         if not isinstance(model.config.hand_over, Continued):
             found = f"hand_over={type(model.config.hand_over).__name__} in the run"
-            raise ModelError(asked, found, "set network.hand_over=Continued", subject="network.hand_over")
+            raise ModelError(f"{asked}: {found}; set network.hand_over=Continued", subject="network.hand_over")
         ours, theirs = model.config, other.config
         layers = sum(ours.layers)
         differences = [
@@ -166,7 +166,7 @@ class Pretrained(Init):
     model: str
 
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
-        asked = f"asked to start from the pretrained {self.model}"
+        asked = f"cannot start from the pretrained {self.model}"
         if not isinstance(model, TransformersCausal):
             fix = "set the network to TransformersCausalConfig; init=Finetune takes models of this package"
             raise ModelError(asked, f"the run trains {type(model).__name__}", fix, subject="init")
@@ -214,11 +214,11 @@ def _two_and_one(model: LanguageModel, name: str, tokenizer: Tokenizer, asked: s
     """The model of a run, if it has two stages, and another of one stage that starts it."""
     if not isinstance(model, TwoStage):
         found = f"the run trains {type(model).__name__}, which has no anchor stage"
-        raise ModelError(asked, found, "use Finetune", subject="init")
+        raise ModelError(f"{asked}: {found}; use Finetune", subject="init")
     other = _load(name, tokenizer, asked)
     if not isinstance(other, OneStage):
         fix = "name a model with one stage; init=Finetune takes a whole model"
-        raise ModelError(asked, f"it is {type(other).__name__}, not a model with one stage", fix, subject=name)
+        raise ModelError(f"{asked}: it is {type(other).__name__}, not a model with one stage; {fix}", subject=name)
     return model, other
 
 
@@ -227,7 +227,7 @@ def _load(name: str, tokenizer: Tokenizer, asked: str) -> LanguageModel:
     model, _, theirs = load_model(folder, asked=asked)
     if theirs.fingerprint != tokenizer.fingerprint:
         found = f"its tokenizer, of {theirs.vocab_size:,} tokens, is not the run's, of {tokenizer.vocab_size:,}"
-        raise ModelError(asked, found, f"set data.tokenizer={folder}", subject="data.tokenizer")
+        raise ModelError(f"{asked}: {found}; set data.tokenizer={folder}", subject="data.tokenizer")
     return model
 
 
@@ -239,9 +239,8 @@ _WITHOUT_WEIGHTS = ("dropout", "attention", "denoiser_attention", "block_size", 
 def _check_shift(ours: LanguageModel, theirs: LanguageModel, asked: str) -> None:
     if ours.shifted != theirs.shifted:
         raise ModelError(
-            asked,
-            f"its positions read {'the token before' if theirs.shifted else 'their own token'}, those of the run "
-            f"{'the token before' if ours.shifted else 'their own'}",
+            f"{asked}: its positions read {'the token before' if theirs.shifted else 'their own token'}, those of "
+            f"the run {'the token before' if ours.shifted else 'their own'}; "
             f"set network.shift={str(theirs.shifted).lower()}",
             subject="network.shift",
         )

@@ -120,7 +120,7 @@ def freeze(model: LanguageModel, names: Sequence[str]) -> None:
         if first not in frozen:
             fix = f"freeze {first} too, or name the other parameters in full"
             found = f"its weights are tied to {first}, which is trained"
-            raise ConfigError(f"asked to freeze {name}", found, fix, subject=name)
+            raise ConfigError(f"cannot freeze {name}: {found}; {fix}", subject=name)
     if not any(parameter.requires_grad and name not in frozen for parameter, name in own.items()):
         raise ConfigError(f"nothing is left to train after freezing {', '.join(names)}", subject="train.freeze")
     for name in frozen:

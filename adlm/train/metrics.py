@@ -213,7 +213,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             if record is None:
                 fix = "delete the line; damage at the end of the file is repaired when the run is resumed"
                 found = f"line {number} is damaged: {line[:60]!r}"
-                raise DataError(f"asked to read the metrics in {path}", found, fix, subject=f"{path}:{number}")
+                raise DataError(f"cannot read the metrics in {path}", found, fix, subject=f"{path}:{number}")
             yield record
 
 

@@ -62,7 +62,7 @@ def writing(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:  # safetensors wraps the errors of the system in its own
-        raise TrainingError(f"asked to write {what}", str(error), RETRY, subject=str(path)) from error
+        raise TrainingError(f"cannot write {what}", str(error), RETRY, subject=str(path)) from error
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def claimed(folder: Path) -> Iterator[None]:
         except Timeout:
             fix = "wait for it, or name another --out"
             raise TrainingError(
-                f"asked to train in {folder}", "another process is training there", fix, subject=str(folder)
+                f"cannot train in {folder}: another process is training there; {fix}", subject=str(folder)
             ) from None
     try:
         yield
@@ -93,7 +93,7 @@ def check_shared(folder: Path, context: DistributedContext) -> None:
     for rank, seen in enumerate(context.all((folder / _LOCK).exists())):
         if not seen:
             raise TrainingError(
-                f"asked to train in {folder} on {context.size} processes",
+                f"cannot train in {folder} on {context.size} processes",
                 f"process {rank} does not see what the first one wrote there",
                 "name a folder that all machines share",
                 subject=str(folder),
@@ -104,7 +104,7 @@ def check_folder(folder: Path, run: Run, *, resume: str, allow_change: bool) -> 
     """Refuse to train over a model from elsewhere, or to resume another run than the one begun in `folder`."""
     if any((folder / name).exists() for name in (WEIGHTS, CONFIG)) and stored_run(folder) is None:
         found = "a model that was not trained there by this package"
-        raise ConfigError(f"asked to train in {folder}", found, "name another --out", subject=str(folder))
+        raise ConfigError(f"cannot train in {folder}: {found}; name another --out", subject=str(folder))
     if resume == "auto":
         check_unchanged(folder, run, allow_change=allow_change)
 
@@ -167,10 +167,12 @@ def stored_run(path: Path) -> dict[str, Any] | None:
 def read_run(path: Path) -> Run:
     """The run described by a config.json or a run's folder."""
     run = stored_run(path)
-    asked = f"asked to train the run in {path}"
+    asked = f"cannot train the run in {path}"
     if run is None:
         found = "no run in it: the model was not trained by `adlm train`" if path.exists() else "no such file"
-        raise ConfigError(asked, found, "name a recipe (`adlm recipes`), or a run's config.json", subject=str(path))
+        raise ConfigError(
+            f"{asked}: {found}; name a recipe (`adlm recipes`), or a run's config.json", subject=str(path)
+        )
     try:
         return from_json(Run, run, where="run")
     except (TypeError, ValueError) as error:
@@ -187,7 +189,7 @@ def check_unchanged(folder: Path, run: Run, *, allow_change: bool) -> None:
         return
     lines = "\n    ".join(f"{name}: was {old}, now {new}" for name, old, new in changes)
     fixed = [name for name, _, _ in changes if not _changeable(name)]
-    asked, found = f"asked to resume the run in {folder}", f"its config was different:\n    {lines}"
+    asked, found = f"cannot resume the run in {folder}", f"its config was different:\n    {lines}"
     if fixed:
         fix = f"{', '.join(fixed)} cannot change within a run: name another --out, or set it back"
         raise ConfigError(asked, found, fix, subject=", ".join(fixed))

@@ -104,7 +104,7 @@ class Wandb(Tracker):
             )
         except self._wandb.Error as error:
             fix = "run `wandb login`, or set WANDB_MODE=offline and upload later with `wandb sync`"
-            asked = f"asked to track {name!r} with Weights & Biases"
+            asked = f"cannot track {name!r} with Weights & Biases"
             raise TrainingError(asked, str(error), fix, subject="wandb") from error
         # An axis of our own: on theirs, a validation that was interrupted could not be logged later.
         self._run.define_metric("*", step_metric="step")
@@ -164,8 +164,8 @@ def _identity(folder: Path) -> str:
         return str(json.loads(path.read_text(encoding="utf-8"))["id"])
     except (ValueError, KeyError, TypeError) as error:
         fix = "delete it: the run is then tracked as a new one"
-        asked = f"asked to resume tracking the run in {folder}"
-        raise TrainingError(asked, f"no id in {path}", fix, subject=str(path)) from error
+        asked = f"cannot resume tracking the run in {folder}"
+        raise TrainingError(f"{asked}: no id in {path}; {fix}", subject=str(path)) from error
 
 
 def _finite(values: dict[str, float]) -> dict[str, float]:

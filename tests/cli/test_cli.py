@@ -44,7 +44,7 @@ def test_prepare_lists_the_catalog(capsys):
     assert all(name in shown for name in ("kjv", "stories", "lm1b", "openwebtext"))
     header = next(line for line in shown.splitlines() if "name" in line)
     stories = next(line for line in shown.splitlines() if "stories" in line)
-    assert header.index("licence") <= stories.index("CC0") < header.index("from") <= stories.index("generated")
+    assert header.index("license") <= stories.index("CC0") < header.index("from") <= stories.index("generated")
 
 
 def test_prepare_writes_shards_and_finds_them_again(tmp_path, capsys):

@@ -24,7 +24,7 @@ def test_the_list_has_every_run_and_every_kind_of_network_in_every_size(capsys):
         assert f" {name} " in out
     for name in ("ar-nano", "mdlm-micro", "adlm-tiny", "a2r-small", "adlm-medium"):
         assert f" {name} " in out
-    assert "512 rows of 1,024 a step, 1,000,000 steps: 524.3 G tokens" in out
+    assert "512 rows of 1,024 per step, 1,000,000 steps: 524.3 G tokens" in out
     assert "Anelbo 0.003" in out
 
 

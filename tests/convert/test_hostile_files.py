@@ -257,7 +257,7 @@ def test_deep_nesting_does_not_overrun_the_stack(nest, tmp_path):
                 read(file)
                 answers.append("read")
             except ModelError as error:
-                answers.append(error.found)
+                answers.append(str(error))
 
     thread = threading.Thread(target=work)
     thread.start()

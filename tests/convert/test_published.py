@@ -252,7 +252,7 @@ def test_the_command_turns_published_folders_into_models_that_write(mdlm, sedd, 
         (text,) = adlm.load(out).generate(seed=1)
         assert isinstance(text, str)
     assert main(["convert", str(mdlm), str(mdlm), "--force"]) == 2
-    assert "the same folder" in capsys.readouterr().err
+    assert "into its own folder" in capsys.readouterr().err
     assert json.loads((mdlm / "config.json").read_text()) == MDLM
 
 

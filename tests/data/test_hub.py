@@ -110,7 +110,7 @@ def test_a_changed_data_set_gets_a_new_fingerprint_and_the_same_one_keeps_it(off
 
 def test_without_a_network_the_error_says_so(offline: tuple[Path, str]) -> None:
     _, said = offline
-    assert "asked for the data set 'no-owner/no-data'" in said
+    assert "'no-owner/no-data'" in said
     assert "the Hub cannot be reached" in said
     assert "folder=" in said
 

@@ -61,7 +61,7 @@ def test_sets_that_are_missing_are_named_with_the_reason(tmp_path):
     assert list(found) == ["lambada"]
     assert documents(found["lambada"]) == ["\nthe last word"]
     assert missing.keys() == {"ptb", "ag_news"}
-    assert "ptb" in missing["ptb"].found
+    assert "ptb" in str(missing["ptb"])
     assert "usual files" in missing["ag_news"].found
 
 

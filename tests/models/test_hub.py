@@ -174,7 +174,7 @@ def attempt(name, call):
     try:
         found[name] = call()
     except adlm.AdlmError as error:
-        found[name] = [type(error).__name__, error.subject, error.fix]
+        found[name] = [type(error).__name__, error.subject, str(error)]
 
 def digest(model):
     return [float(p.double().abs().sum()) for p in model.network.parameters()]

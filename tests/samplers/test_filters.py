@@ -169,8 +169,9 @@ def test_filters_hold_for_what_is_written():
 def test_where_nothing_is_left_the_error_says_what_removed_it(filters, names):
     canvas = Canvas.infilling([[1, 1, 1], [1, MASK, 1]], MASK)
     for sampler in (Ancestral(filters, steps=2), Ordered(filters)):
-        with raises(ConfigError, subject=names, asked="asked to draw a token at position 1 of row 1"):
+        with raises(ConfigError, subject=names) as error:
             sampler.sample(inconsistent().model, canvas, noise=Noise(0))
+        assert "position 1 of row 1" in str(error.value)
 
 
 @pytest.mark.parametrize("filters", [(), (TopK(1),), (TopP(0.5),), (Banned((0,)),), (Forced(1, 1),)], ids=repr)
@@ -182,8 +183,9 @@ def test_logits_that_are_not_finite_are_refused_with_their_place(nonsense, filte
         return logits
 
     canvas = Canvas.infilling([[1, MASK, 1], [2, MASK, 1]], MASK)
-    with raises(ConfigError, subject="logits", asked="asked to draw a token at position 1 of row 1"):
+    with raises(ConfigError, subject="logits") as error:
         Ancestral(filters, steps=1).sample(TableModel(VOCABULARY, table), canvas, noise=Noise(0))
+    assert "position 1 of row 1" in str(error.value)
 
 
 def test_the_mask_cannot_be_forced():

@@ -15,6 +15,13 @@ import httpx
 _ROOT = Path(__file__).resolve().parents[2]
 
 
+def _is_ready(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/ready", timeout=60).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @contextmanager
 def server(
     folder: Path, *options: str, ready: bool = True, log: list[str] | None = None
@@ -34,13 +41,11 @@ def server(
         reader = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
         reader.start()
         if ready:
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                try:
-                    if httpx.get(f"{address}/ready", timeout=60).status_code == 200:
-                        break
-                except httpx.TransportError:
-                    time.sleep(0.05)
+            deadline = time.monotonic() + 300  # a busy machine takes its time to import torch
+            while not _is_ready(address):
+                assert process.poll() is None, lines
+                assert time.monotonic() < deadline, lines
+                time.sleep(0.05)
         yield process, address
     finally:
         process.kill()

@@ -72,7 +72,7 @@ def test_masking_a_token_again_and_going_on_sends_the_canvas_and_keeps_the_story
     run(page)
     assert page.locator(".go-on").is_disabled()
     choose(page, 2, "Mask again")
-    assert page.locator(".go-on").inner_text() == "Go on: 1 blank"
+    assert page.locator(".go-on").inner_text() == "Continue: 1 blank"
     page.locator("[name=seed]").fill("4")
     go_on(page)
     before = [fake.word(i) if i is not None else None for i in fake.requests[1]["canvas"]]
@@ -216,6 +216,11 @@ def test_the_models_own_way_is_told(opened):
     assert page.locator("[name=steps]").get_attribute("placeholder") == "32"
 
 
+def test_a_model_that_reads_in_several_ways_says_how_it_fills_holes(opened):
+    page, _ = opened(Fake(known={"attention": "block", "block_sizes": [1, 4, 0]}))
+    assert page.locator(".about").inner_text().endswith("Holes are filled with the text on both sides in view.")
+
+
 def test_a_blank_takes_one_of_the_expected_tokens(opened):
     page, _ = opened()
     run(page)
@@ -253,7 +258,7 @@ def test_a_lost_connection_is_said_and_what_was_written_can_be_gone_on_from(open
     page.locator(".problem").wait_for()
     assert page.locator(".problem p").inner_text() == "The connection was lost."
     fake.cut_after = None
-    assert page.locator(".go-on").inner_text() == "Go on: 2 blanks"
+    assert page.locator(".go-on").inner_text() == "Continue: 2 blanks"
     go_on(page)
     assert page.locator(".token.masked").count() == 0
 

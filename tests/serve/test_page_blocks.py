@@ -124,7 +124,7 @@ def test_characters_of_several_tokens_are_one_and_masked_together(opened):
     assert page.locator(".menu .items button").all_text_contents() == ["Keep", "Mask again"]
     page.keyboard.press("Escape")
     choose(page, 0, "Mask again")
-    assert page.locator(".go-on").inner_text() == "Go on: 3 blanks"
+    assert page.locator(".go-on").inner_text() == "Continue: 3 blanks"
     go_on(page)
     assert fake.requests[1]["canvas"] == [None, None, None, 3, fake.number(" b")]
     assert cells.all_text_contents() == ["◌", "fox", "fox", "b"]  # the next seed wrote no beginning

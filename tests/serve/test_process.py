@@ -27,7 +27,7 @@ def address(running):
 
 
 def passes(address: str) -> int:
-    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    lines = httpx.get(f"{address}/metrics", timeout=120).text.splitlines()
     return int(next(line for line in lines if line.startswith("adlm_network_passes_total")).split()[-1])
 
 
@@ -64,10 +64,10 @@ def test_the_openai_client_chats(address):
 
 
 def test_work_stops_when_a_stream_is_left(address):
-    with httpx.stream("POST", f"{address}/v1/generate", json=SLOW, timeout=30) as response:
+    with httpx.stream("POST", f"{address}/v1/generate", json=SLOW, timeout=120) as response:
         next(response.iter_lines())
-    deadline = time.monotonic() + 20
-    while "adlm_running 0" not in httpx.get(f"{address}/metrics").text:
+    deadline = time.monotonic() + 120
+    while "adlm_running 0" not in httpx.get(f"{address}/metrics", timeout=120).text:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     before = passes(address)
@@ -94,17 +94,17 @@ def test_sigterm_lets_what_was_begun_finish(running):
     found: list[str] = []
 
     def read() -> None:
-        with httpx.stream("POST", f"{address}/v1/generate", json={**SLOW, "steps": 200}, timeout=60) as response:
+        with httpx.stream("POST", f"{address}/v1/generate", json={**SLOW, "steps": 200}, timeout=300) as response:
             found.extend(line for line in response.iter_lines() if line)
 
     reader = threading.Thread(target=read)
     reader.start()
-    while "adlm_running 1" not in httpx.get(f"{address}/metrics").text and reader.is_alive():
+    while "adlm_running 1" not in httpx.get(f"{address}/metrics", timeout=120).text and reader.is_alive():
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    reader.join(60)
+    reader.join(300)
     assert '"type": "done"' in found[-1]
-    assert process.wait(20) == 0
+    assert process.wait(300) == 0
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_killed_and_started_again_it_answers_as_before(folder):
     texts = []
     for _ in range(2):
         with server(folder) as (process, address):
-            texts.append(httpx.post(f"{address}/v1/completions", json=ask, timeout=60).json()["choices"])
+            texts.append(httpx.post(f"{address}/v1/completions", json=ask, timeout=300).json()["choices"])
             process.kill()
     assert texts[0] == texts[1]
 
@@ -129,16 +129,16 @@ def test_workers_share_a_port_and_a_dead_one_is_replaced(folder):
         assert len(workers) == 2
         workers[0].kill()
         ask = {"prompt": "the cat", "seed": 3, "max_tokens": 8, "steps": 8}
-        deadline, texts = time.monotonic() + 60, set()
+        deadline, texts = time.monotonic() + 300, set()
         while len(texts) < 5 and time.monotonic() < deadline:
             try:
-                found = httpx.post(f"{address}/v1/completions", json=ask, timeout=60).json()["choices"][0]["text"]
+                found = httpx.post(f"{address}/v1/completions", json=ask, timeout=300).json()["choices"][0]["text"]
             except httpx.TransportError:
                 continue
             texts.add((len(texts), found))
         assert len({text for _, text in texts}) == 1
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
 
 
 @pytest.mark.slow
@@ -159,9 +159,9 @@ def test_hundreds_of_streams_at_once_all_end(folder):
             return await asyncio.gather(*(one(client, i) for i in range(400)))
 
     options = ("--limits.running", "32", "--limits.waiting", "268", "--limits.seconds", "300")
-    options += ("--limits.per-client", "300")
+    options += ("--limits.per-client", "300", "--limits.head-seconds", "60")
     with server(folder, *options) as (_, address):
         ends = asyncio.run(all_of_them(address))
         assert set(ends) <= {"done", "429"}
         assert ends.count("done") >= 300
-        assert "adlm_running 0" in httpx.get(f"{address}/metrics").text
+        assert "adlm_running 0" in httpx.get(f"{address}/metrics", timeout=120).text

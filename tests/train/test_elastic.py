@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_finite_on_one_process_stops_all_and_names_it(tmp_pat
     out = tmp_path / "run"
     process = train_on_two_until(12, run, out, *options)
     assert process.wait() != 0
-    assert "asked for training step 6\n" in process.said()
+    assert "training step 6 cannot be taken\n" in process.said()
     assert f"rank 1, samples {sample}, " in process.said()
     assert "rank 0, samples" not in process.said()
     assert checkpoint_steps(out)[-1] == 5

@@ -71,7 +71,7 @@ def _show(result: Result, out: Path, plot: Path) -> None:
     page.write_text(anchor_markdown(result), encoding="utf-8")
     try:
         draw_anchors(result.figures, levels, plot, f"{result.model['name']} on {result.data['name']}")
-        where = f"written to {out}, {page.name} and {plot.name} beside it"
+        where = f"written to {out}, {page.name} and {plot.name}"
     except MissingExtra as error:
         where = f"written to {out} and {page.name}; no picture: {error.fix}"
     say([*anchor_lines(result), where])

@@ -37,7 +37,7 @@ def command(
         texts: measure the texts of this file instead: .jsonl with a "text" in each object, or one per line.
         training: text that the model was trained on, named as references are; its split train is searched for what
             texts share with it.
-        sampler: by name, as in `adlm sample`; by default ancestral, or left-to-right for left-to-right models.
+        sampler: by name, as in `adlm sample`; by default the model's own.
         steps: number of sampler steps.
         block_size: write from left to right in blocks of this many tokens, as in `adlm sample`.
         set: any option of the sampler, as in --set eta=0.02.

@@ -38,7 +38,7 @@ export function mountLane(element, { settings, variant = {}, shared, changed, ap
     if (!player || !recording) return;
     const open = blanks(shownCanvas());
     goOn.disabled = running !== null || open === 0;
-    goOn.textContent = open && !running ? `Go on: ${open} blank${open === 1 ? "" : "s"}` : "Go on";
+    goOn.textContent = open && !running ? `Continue: ${open} blank${open === 1 ? "" : "s"}` : "Continue";
     anew.hidden = kept.size === 0;
     anew.disabled = running !== null;
     undo.hidden = past.length === 0;

@@ -45,7 +45,7 @@ export function openMenu(host, place, { title, items, rankings, sure = "", write
     Object.assign(space, { type: "checkbox", checked: write.spaced });
     spaced.append(space, "after a space");
     Object.assign(input, { type: "text", value: write.value, maxLength: 200, autocomplete: "off", spellcheck: false });
-    input.setAttribute("aria-label", "the text of this place");
+    input.setAttribute("aria-label", "the text at this position");
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const text = input.value.trim();

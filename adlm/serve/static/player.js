@@ -109,7 +109,7 @@ const mountPlayer = (() => {
     const time = make("span", "entry");
     time.append("written early", ramp, "late");
     const blank = make("span", "entry"), block = make("span", "block", "guess");
-    blank.append(block, "masked, with the likeliest token");
+    blank.append(block, "masked, with the most likely token");
     list.append(time, blank);
     if (data.blocks?.size > 1) {
       const now = make("span", "entry"), done = make("span", "entry");
@@ -119,7 +119,7 @@ const mountPlayer = (() => {
     }
     if (data.anchors.length || data.anchored) {
       const anchor = make("span", "entry");
-      anchor.append(make("span", "sample", "anchor"), data.foreseen ? "token that the anchor stage foresaw" : "token by the model's rule");
+      anchor.append(make("span", "sample", "anchor"), data.foreseen ? "token that the anchor stage predicted" : "token by the model's rule");
       list.append(anchor);
     }
     return list;
@@ -132,7 +132,7 @@ const mountPlayer = (() => {
 
     const text = make("div", "text"), panel = make("div", "panel"), controls = make("div", "controls");
     text.setAttribute("role", "group");
-    text.setAttribute("aria-label", "the text, place by place");
+    text.setAttribute("aria-label", "the text, token by token");
     panel.setAttribute("role", "status");
     panel.hidden = true;
 
@@ -259,7 +259,7 @@ const mountPlayer = (() => {
       const chances = place.parts.map((part) => places[part].p).filter((p) => p !== null).map(percent);
       const sure = chances.length ? ` with probability ${chances.join(", ")}` : "";
       const when = place.since < 0 ? "given" : `written in frame ${place.since}${sure}`;
-      const title = masked ? `Place ${i + 1}: masked` : `“${bare(place.shown)}”, ${when}`;
+      const title = masked ? `Token ${i + 1}: masked` : `“${bare(place.shown)}”, ${when}`;
       const heading = make("div", "what", title);
       heading.dir = "auto";
       const columns = make("div", "columns");

@@ -51,11 +51,14 @@ export function mountSettings(element, models, changed = () => {}) {
 
   function explain() {
     const chosen = chosenSampler();
-    about.textContent = chosen ? chosen.about : ownWay();
+    about.textContent = [chosen ? chosen.about : ownWay(), holesElsewhere()].filter(Boolean).join(" ");
     for (const name of NUMBERS) limit(named(name), (chosen ?? ownSampler())?.options, name, chosen ? {} : sampling());
     offerBlocks(chosen);
     shorten();
   }
+
+  // A model that writes from left to right or in blocks reads whole rows for holes, if it was trained to.
+  const holesElsewhere = () => (chosenModel()?.attention === "block" && chosenModel().fills_holes ? "Holes are filled with the text on both sides in view." : "");
 
   const ownSampler = () => samplers().find(({ name }) => name === (sampling().sampler ?? samplers()[0]?.name));
 
@@ -73,7 +76,7 @@ export function mountSettings(element, models, changed = () => {}) {
     const { sampler: by, ...rest } = sampling(), settings = Object.entries(rest).map(([name, value]) => `${name} ${value}`);
     const known = ownSampler();
     if (!known) return "";
-    return `What suits this model: ${[known.name, ...settings].join(", ")}. ${known.about}`;
+    return `Recommended for this model: ${[known.name, ...settings].join(", ")}. ${known.about}`;
   }
 
   function limit(field, options, name, own) {

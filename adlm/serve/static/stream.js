@@ -55,7 +55,7 @@ export async function* run(request, signal) {
       for (const line of lines) {
         if (!line.startsWith("data:") || line.slice(5).trim() === "[DONE]") continue;
         const event = JSON.parse(line.slice(5));
-        if (event.type === "error") throw new Trouble(event.error?.message ?? "The server gave up.");
+        if (event.type === "error") throw new Trouble(event.error?.message ?? "The server stopped the run.");
         yield event;
         if (event.type === "done") return;
       }
