@@ -51,9 +51,10 @@ def main() -> None:
     tokens = sum(json.loads((each / "adapt.json").read_text())["tokens"] for each in options.folders)
     data = DATA.format(tokens / 1e6)
     facts = Facts(licence="mit", language="en", data=data, figures=about, notes=NOTES)
-    if BOX.exists():
-        shutil.rmtree(BOX)
+    licence = (BOX / "LICENSE").read_text(encoding="utf-8")  # that of the source
+    shutil.rmtree(BOX)
     TextModel(model.network.half(), config, model.tokenizer).save(BOX, facts=facts)
+    (BOX / "LICENSE").write_text(licence, encoding="utf-8")
     size = sum(path.stat().st_size for path in BOX.iterdir())
     if size > LIMIT:
         raise SystemExit(f"{size / 1e6:.1f} MB: the box holds {LIMIT / 1e6:.0f}")
