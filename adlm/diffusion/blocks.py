@@ -80,7 +80,13 @@ class BlockMasking(Corruption):
         drawn = [sizes[int(each)] for each in (u * len(sizes)).tolist()]
         return drawn[0] if len(set(drawn)) == 1 else torch.tensor(drawn, device=batch.tokens.device)
 
-    def _at(self, level: Tensor, size: int | Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+    def everything(self, batch: Batch, mask_id: int) -> Corrupted:
+        corrupted, scored, _ = self._unmasked(self._sizes(batch, Noise(0), 1.0), batch)
+        x_t = batch.tokens.masked_fill(scored, mask_id)
+        return corrupted._replace(x_t=x_t, masked=scored, t=torch.ones_like(corrupted.t))
+
+    def _unmasked(self, size: int | Tensor, batch: Batch) -> tuple[Corrupted, Tensor, int]:
+        """The batch in blocks, nothing masked; what is scored [B, L], with padding that blocks predict; most blocks."""
         tokens, scored, segments = batch.tokens, batch.scored, None
         rows, length = tokens.shape
         if batch.documents is not None:
@@ -96,6 +102,18 @@ class BlockMasking(Corruption):
             # Whole rows are read only where the length of the text is known.
             filled = batch.valid | (texts.gather(1, blocks) & (blocks[:, -1:] > 0))
             scored, segments = scored | (filled & ~batch.valid), filled.long() - 1
+        uniform = size if isinstance(size, int) else None
+        ones, nothing = torch.ones(rows, 1, device=tokens.device), torch.zeros_like(scored)
+        corrupted = Corrupted(
+            tokens, tokens, ones[:, 0] - 1, nothing, ones, blocks=blocks, block_size=uniform, segments=segments
+        )
+        return corrupted, scored, count
+
+    def _at(self, level: Tensor, size: int | Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
+        corrupted, scored, count = self._unmasked(size, batch)
+        assert corrupted.blocks is not None
+        tokens, blocks = batch.tokens, corrupted.blocks
+        rows, length = tokens.shape
         if self.holes:
             chosen = noise.fork("chosen").uniform(batch.sample_id, 1).to(tokens.device) < self.holes
             holes = in_holes(scored, batch.sample_id, noise)
@@ -110,10 +128,7 @@ class BlockMasking(Corruption):
         masked = (order - first < k.gather(1, blocks)) & scored
         weight = (n / k.clamp_min(1)).float().gather(1, blocks)
         x_t = tokens.masked_fill(masked, mask_id)
-        uniform = size if isinstance(size, int) else None
-        return Corrupted(
-            tokens, x_t, level.float(), masked, weight, blocks=blocks, block_size=uniform, segments=segments
-        )
+        return corrupted._replace(x_t=x_t, t=level.float(), masked=masked, weight=weight)
 
     def _levels(self, level: Tensor, blocks: Tensor, count: int, batch: Batch, noise: Noise) -> Tensor:
         """[B, count]: the level of each block, spread evenly from `level` [B] on over each row's `blocks` [B, 1]."""

@@ -40,6 +40,12 @@ class Corruption(ABC):
     def at(self, level: Tensor, batch: Batch, mask_id: int, noise: Noise) -> Corrupted:
         """Corrupt at noise levels [B] in [0, 1), from nearly nothing masked to nearly all."""
 
+    def everything(self, batch: Batch, mask_id: int) -> Corrupted:
+        """The batch with every scored token masked."""
+        ones = torch.ones(len(batch.tokens), 1, device=batch.tokens.device)
+        x_t = batch.tokens.masked_fill(batch.scored, mask_id)
+        return Corrupted(batch.tokens, x_t, ones[:, 0], batch.scored, ones)
+
     @property
     def bounds(self) -> bool:
         """Whether the weighted loss under this corruption bounds the likelihood at uniform levels, in expectation."""

@@ -22,7 +22,7 @@ from adlm.evaluate.statistics import paired, ratio
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.bound import clean_objective
 from adlm.objectives.likelihood import AGREEING, draws_of, estimator, exp, row_scorer
-from adlm.objectives.objective import CrossEntropy, MaskedObjective, Objective
+from adlm.objectives.objective import MaskedObjective, Objective
 from adlm.text_model import TextModel
 
 
@@ -65,8 +65,9 @@ def perplexity(
         detokenizer: undo a corpus's tokenization, by name.
         limit: score only this many rows (or documents), from the first.
         draws: noise levels per row, for bounds.
-        estimator: of the bound (`adlm.objectives.likelihood.ESTIMATORS`); "all" shows how three of them agree. By
-            default that of the training objective, in its form of least variance.
+        estimator: of the bound (`adlm.objectives.likelihood.ESTIMATORS`); "all" shows how three of them agree;
+            "order:entropy" and the like are the exact likelihood under an order. By default that of the training
+            objective, in its form of least variance.
         block_size: read the model in blocks of this many tokens: 1 is left to right, which is exact, 0 whole rows. By
             default its own. For models that read blocks.
         documents: score each document on rows of its own, longer ones in windows.
@@ -229,7 +230,7 @@ def _published(
 def _objectives(name: str | None, model: TextModel) -> Mapping[str, Objective]:
     if name is None:
         objective = own_objective(model)
-        return {"exact" if isinstance(objective, CrossEntropy) else "bound": objective}
+        return {"exact" if objective.exact else "bound": objective}
     if name == "all":
         names = ["counts"] if model.network.attention == "block" else AGREEING
         return {each: estimator(each, model.network) for each in names}

@@ -14,7 +14,7 @@ from adlm.data.packing import Packing, Padded, Wrapped
 from adlm.data.source import Source
 from adlm.data.tokenizer import Roles, Tokenizer
 from adlm.errors import ConfigError, UnknownName
-from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.objectives.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def described(
 
     Two measurements that are compared may differ in `estimator`, and in nothing else.
     """
-    exact = isinstance(objective, CrossEntropy)
+    exact = objective.exact
     windows = {"length": packing.length, "stride": stride or packing.length}
     return {
         "items": "documents" if documents else "rows",

@@ -40,7 +40,7 @@ def position_nats(
     if draws < 1:
         raise OutOfRange("draws", draws, "at least 1")
     with model.inference_weights():
-        if isinstance(objective, CrossEntropy):
+        if objective.exact:
             return objective.nats(model, batch, torch.zeros(len(batch.tokens)), noise)
         offset = noise.fork("offset").uniform(batch.sample_id, 1)[:, 0]
         total = torch.zeros(batch.tokens.shape, device=batch.tokens.device)

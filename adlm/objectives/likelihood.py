@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from adlm.objectives.bound import clean_objective, mean_of, position_nats
 from adlm.objectives.d3pm import D3pm
 from adlm.objectives.nelbo import Nelbo
 from adlm.objectives.objective import CrossEntropy, Objective
+from adlm.objectives.order_likelihood import ORDERS, OrderLikelihood
 from adlm.objectives.score_entropy import ScoreEntropy
 from adlm.randomness import Noise
 from adlm.resumable import CountCallback, each_of
@@ -37,6 +39,7 @@ ESTIMATORS: dict[str, Objective] = {
     "published": Nelbo(UniformMasking()),
     "score-entropy": ScoreEntropy(CountMasking()),
     "d3pm": D3pm(UniformMasking(steps=1000)),
+    **{f"order:{name}": OrderLikelihood(order=order) for name, order in ORDERS.items()},
 }
 RowScorer = Callable[[NDArray[np.int64]], NDArray[np.float64]]  # consecutive row numbers [n] -> nats [n, 1]
 
@@ -115,13 +118,16 @@ def estimator(name: str, model: LanguageModel) -> Objective:
         raise UnknownName("estimator", name, [*ESTIMATORS, "all"])
     objective = ESTIMATORS[name]
     if model.attention == "block":
+        clean = clean_objective(model)
+        if isinstance(objective, OrderLikelihood) and isinstance(clean, Nelbo):
+            return replace(objective, corruption=clean.corruption)
         if name != "counts":
             raise ConfigError(
                 f"the estimator {name!r} does not suit a model that reads blocks",
-                fix="use counts, or leave it out",
+                fix="use counts or an order, or leave it out",
                 subject="estimator",
             )
-        return clean_objective(model)
+        return clean
     if isinstance(objective, CrossEntropy) != model.causal:
         fix = "leave it out" if model.causal else f"use one of {', '.join(list(ESTIMATORS)[1:])}"
         kind = "left to right: its likelihood is exact" if model.causal else "both ways: it has a bound"
@@ -133,7 +139,7 @@ def estimator(name: str, model: LanguageModel) -> Objective:
 
 def draws_of(objective: Objective, draws: int) -> int:
     """The draws of an estimate, 0 if the objective is exact."""
-    return 0 if isinstance(objective, CrossEntropy) else draws
+    return 0 if objective.exact else draws
 
 
 def exp(nats: float) -> float:

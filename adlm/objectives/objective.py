@@ -104,6 +104,11 @@ class Objective(ABC):
         return LossContext(**values, features=self.read(inputs))
 
     @property
+    def exact(self) -> bool:
+        """Whether `nats` is the likelihood itself, so that noise plays no part."""
+        return False
+
+    @property
     def trains_anchor(self) -> bool:
         """Whether the first stage has a term of its own. Without it, its head may have no gradient."""
         return False
@@ -163,6 +168,10 @@ class Objective(ABC):
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
     """Next-token cross-entropy for left-to-right models: exact, not a bound, so noise plays no part."""
+
+    @property
+    def exact(self) -> bool:
+        return True
 
     def check(self, model: LanguageModel) -> None:
         check_direction(self, model, causal=True)

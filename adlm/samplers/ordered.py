@@ -70,7 +70,7 @@ class Ordered(Unmasking):
         scores = torch.full(blank.shape, -torch.inf, device=blank.device, dtype=score.dtype)
         entropies = torch.full_like(scores, torch.inf)
         scores[blank] = score
-        order = _best_first(scores)
+        order = best_first(scores)
         if entropy is not None:
             entropies[blank] = entropy.to(scores.dtype)
             entropies = entropies.gather(-1, order)
@@ -81,7 +81,7 @@ class Ordered(Unmasking):
         return torch.zeros_like(blank).scatter_(-1, order, rank < count[:, None])
 
 
-def _best_first(scores: Tensor, tolerance: float = 1e-5) -> Tensor:
+def best_first(scores: Tensor, tolerance: float = 1e-5) -> Tensor:
     """Positions [B, L] from the highest score to the lowest; equal ones from left to right.
 
     Blanks in a row of blanks alone are equal to a model without positions, but for rounding, which depends on what else

@@ -78,8 +78,7 @@ class Margin(PredictedOrder):
     """The likeliest token's probability less the second's (arXiv 2502.06768)."""
 
     def score(self, prediction: Prediction) -> Tensor:
-        first, second = prediction.p.topk(2, -1).values.unbind(-1)
-        return first - second
+        return margin(prediction.p)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class AnchorConfidence(Order):
     reads_anchors: ClassVar[bool] = True
 
     def offer(self, context: OrderContext) -> Offer:
-        measured = context.state.anchor_measure(context.blank, context.t, _sureness)
+        measured = context.state.anchor_measure(context.blank, context.t, _certainty_and_entropy)
         return Offer(*measured.unbind(-1))
 
 
@@ -120,5 +119,16 @@ def entropy(logits: Tensor) -> Tensor:
     return -torch.linalg.vecdot(p, shifted) - p.amax(-1).log()
 
 
-def _sureness(logits: Tensor) -> Tensor:
-    return torch.stack([logits.softmax(-1).amax(-1), entropy(logits)], -1)
+def margin(p: Tensor) -> Tensor:
+    """Probabilities [n, V] -> by how much the largest exceeds the second [n]."""
+    first, second = p.topk(2, -1).values.unbind(-1)
+    return first - second
+
+
+def certainty(logits: Tensor) -> Tensor:
+    """Logits [n, V] -> the largest probability [n]."""
+    return logits.softmax(-1).amax(-1)
+
+
+def _certainty_and_entropy(logits: Tensor) -> Tensor:
+    return torch.stack([certainty(logits), entropy(logits)], -1)

@@ -43,7 +43,9 @@ class BoundOptions:
     """Noise levels per row, for bounds."""
     estimator: str | None = None
     """Estimator of the bound: counts, times, importance, published, score-entropy or d3pm; all shows how the first
-    three agree. By default that of the training objective, in its form of least variance."""
+    three agree. Or the exact likelihood of revealing one token per pass in an order: order:left-to-right,
+    order:entropy, order:margin or order:anchors. By default that of the training objective, in its form of least
+    variance."""
     block_size: int | None = None
     """For models that read blocks: read the model in blocks of this many tokens; 1 is left to right, which is exact, 0
     whole rows. By default the model's own."""
@@ -111,6 +113,8 @@ def likelihood_lines(result: Result) -> list[str]:
     about = result.protocol
     draws = about["estimator"]["draws"]
     how = f"≤ marks a bound, from {draws} stratified draws per row" if draws else "exact likelihood"
+    if (order := about["estimator"].get("name", "")).startswith("order:"):
+        how += f" of one token per pass in the {order}"
     if (size := result.model.get("block_size")) is not None:
         how += f"; read in blocks of {size}" if size else "; whole rows read at once"
     lines = [
