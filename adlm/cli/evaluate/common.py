@@ -114,7 +114,7 @@ def likelihood_lines(result: Result) -> list[str]:
     draws = about["estimator"]["draws"]
     how = f"≤ marks a bound, from {draws} stratified draws per row" if draws else "exact likelihood"
     if (order := about["estimator"].get("name", "")).startswith("order:"):
-        how += f" of one token per pass in the {order}"
+        how += f" of one token per pass in the order {order.removeprefix('order:')}"
     if (size := result.model.get("block_size")) is not None:
         how += f"; read in blocks of {size}" if size else "; whole rows read at once"
     lines = [
