@@ -28,7 +28,7 @@ LAYERS = [
     ["config", "side_by_side"],
     ["worker_processes"],
     ["registry"],
-    ["types", "errors", "memory", "matrix_products", "randomness", "distributed", "resumable"],
+    ["lazy", "types", "errors", "memory", "matrix_products", "randomness", "distributed", "resumable"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 
