@@ -25,8 +25,7 @@ LAYERS = [
     ["objectives", "samplers"],
     ["diffusion"],
     ["anchors", "models", "data"],
-    ["config", "side_by_side"],
-    ["worker_processes"],
+    ["config"],
     ["registry"],
     ["lazy", "types", "errors", "memory", "matrix_products", "randomness", "distributed", "resumable"],
 ]
