@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.adapt.measures import EXACT, Decoding
-from adlm.data.shards import write_atomically
+from adlm.files import write_atomically
 from adlm.models.card import CARD, Facts, card_text, may_replace
 from adlm.text_model import TextModel
 from adlm.types import Estimate

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import DataError
+from adlm.files import write_atomically
 
 SCHEMA = "adlm.result.v1"
 
@@ -74,15 +75,13 @@ class Result:
     def save(self, path: Path) -> None:
         """Write the result as JSON. An interrupted save leaves the old file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps({"schema": SCHEMA, **_finite(asdict(self))}, indent=1) + "\n")
-        new.replace(path)
+        write_atomically(path, json.dumps({"schema": SCHEMA, **_finite(asdict(self))}, indent=1) + "\n")
 
 
 def read_result(path: str | Path) -> Result:
     """Read a result that `Result.save` wrote."""
     path = Path(path)
-    asked, fix = f"cannot read the result {path}", "name a file that `adlm evaluate` wrote"
+    asked = f"cannot read the result {path}"
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from adlm import registry
 from adlm.config import from_json, renamed, to_json
-from adlm.data.shards import write_atomically
 from adlm.distributed import DistributedContext
 from adlm.errors import AdlmError, ConfigError, TrainingError
+from adlm.files import write_atomically
 from adlm.models.io import CONFIG, FORMAT, WEIGHTS, ModelConfig
 from adlm.train.execution import EXECUTION
 from adlm.train.run import Run

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adlm.data.files import TextFiles, json_records
 from adlm.data.packing import Packing
+from adlm.data.records import json_records
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import DataError, ModelError, OutOfRange, UnknownName
 from adlm.models.language_model import LanguageModel
@@ -101,7 +101,7 @@ def read_problems(name: str, path: Path) -> list[CodeProblem]:
     if file is None:
         raise DataError(f"{asked}: no {layout.file} or {layout.file}.gz there", subject=str(path))
     problems = []
-    for where, record in json_records(file, TextFiles(str(file))):
+    for where, record in json_records(file):
         try:
             problem = layout.read(record if isinstance(record, dict) else {})
         except (KeyError, TypeError) as error:
@@ -120,7 +120,7 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
         raise DataError(f"{asked}: no such file", subject=str(path))
     found: dict[str, list[str]] = {problem.name: [] for problem in problems}
     strangers = 0
-    for where, record in json_records(path, TextFiles(str(path))):
+    for where, record in json_records(path):
         name = record.get("task_id") if isinstance(record, dict) else None
         completion = record.get("completion") if isinstance(record, dict) else None
         if name is None or not isinstance(completion, str):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from adlm.data.shards import write_atomically
 from adlm.errors import optional_module
+from adlm.files import write_atomically
 from adlm_studies.report.sections import Chart, Series
 
 # Okabe and Ito's colors, which differ for every kind of color vision, the last ones changed to be seen on the ground.
