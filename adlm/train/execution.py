@@ -69,14 +69,25 @@ class Execution(NamedTuple):
 
 
 def choose(
-    wanted: Precision, network: NetworkConfig, vocabulary: Vocabulary, length: int, device: torch.device, alone: bool
+    wanted: Precision,
+    network: NetworkConfig,
+    vocabulary: Vocabulary,
+    length: int,
+    device: torch.device,
+    alone: bool,
+    *,
+    folder: Path | None = None,
 ) -> Execution:
     """The faster way to compute for this network on this machine.
 
     Args:
         length: tokens per row.
         alone: whether the process may take all cores; those of torchrun have a number of threads already.
+        folder: of a run that is resumed: it continues to compute as it began, if that still works.
     """
+    before = None if folder is None else stored(folder)
+    if before is not None and (kept := resumed(before, wanted, device)) is not None:
+        return kept
     threads, why_threads = _threads(device, alone)
     precision, why = wanted, _ASKED
     if wanted == "auto":

@@ -10,8 +10,8 @@ from adlm.data.packing import Padded, Wrapped
 from adlm.errors import UnknownName
 from adlm.models.stack import StackConfig
 from adlm.recipes import published, small
-from adlm.train.plan import row_length
 from adlm.train.run import Run
+from adlm.train.workload import row_length
 from adlm_studies.experiments.training import splits_of
 
 # Rows of 64 and small vocabularies: a model reads as much as it can in the few minutes it has.
