@@ -31,10 +31,6 @@ class HeldOut:
     before: Mapping[int, Estimate]
     after: Mapping[int, Estimate]
 
-    @property
-    def has_floor(self) -> bool:
-        return self.data.startswith("self:")
-
     def distance(self, size: int) -> float:
         """By how many nats per token the adapted model is above the source."""
         return self.after[size].mean - self.source.mean

@@ -200,9 +200,9 @@ class SamplerState:
         """
         return self._draw(self._features(where, t), where.nonzero(as_tuple=True), name, measure)
 
-    def draw(self, final: Tensor, where: Tensor, *name: Name, measure: Measure = confidence) -> tuple[Tensor, Tensor]:
+    def draw(self, final: Tensor, where: Tensor, *name: Name) -> tuple[Tensor, Tensor]:
         """As `predict`, from features [N, D]."""
-        return self._draw(final, where.nonzero(as_tuple=True), name, measure)
+        return self._draw(final, where.nonzero(as_tuple=True), name)
 
     def _draw(
         self, final: Tensor, at: tuple[Tensor, ...], name: Sequence[Name], measure: Measure = confidence

@@ -30,6 +30,12 @@ STACK, STAGES = StackConfig(width=96, heads=4, layers=3), (3, 1)
 STEPS, TOKENS = 600, 2048
 
 
+def default_corpus(scale: str) -> str:
+    """The corpus of studies of one: the King James Bible if the scale has it."""
+    known = corpora(scale)
+    return "kjv" if "kjv" in known else known[0]
+
+
 def corpora(scale: str) -> tuple[str, ...]:
     """The corpora that a scale has runs for."""
     return tuple(NANO if scale == "nano" else _SMALL if scale == "small" else _PAPER)

@@ -131,6 +131,7 @@ class DiffusionReasoningTable(ReasoningTable):
 
     def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         fixed = super().frozen(rows)
+        assert fixed is not None
         fixed[:, self.given + self.anchor_positions] = True
         return fixed
 
