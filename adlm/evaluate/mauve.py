@@ -139,12 +139,12 @@ def _reduced(features: Array) -> Array:
     """[n, d]: rows of length 1, in as few principal components as hold `_VARIANCE` of their variance."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     features = features / np.where(lengths > 0, lengths, 1.0)
-    centred = features - features.mean(0)
+    centered = features - features.mean(0)
     # Eigenvectors of the smaller of the two products: texts are often fewer than features.
-    _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+    _, sizes, directions = np.linalg.svd(centered, full_matrices=False)
     fractions = np.cumsum(sizes**2) / max(float((sizes**2).sum()), np.finfo(float).tiny)
     kept = 1 + int(np.searchsorted(fractions, _VARIANCE))
-    found: Array = centred @ directions[: min(kept, len(sizes))].T
+    found: Array = centered @ directions[: min(kept, len(sizes))].T
     return found
 
 
