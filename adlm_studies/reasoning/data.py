@@ -10,11 +10,12 @@ the i-th <ant> is the feature one column to its right, and that is where its tar
 """
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +44,39 @@ class Row(NamedTuple):
     important: NDArray[np.bool_]
 
 
+class TaskData(DataConfig):
+    """The problems of a task as rows of tokens, held in memory."""
+
+    task: Task
+    tokenizer: str
+    problems: int
+    held_out: int
+    predict_padding: ClassVar[bool] = False
+
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
+        tokenizer = task_tokenizer(self.task, self.tokenizer, self.problems)
+        train = self.table("train", tokenizer, self.problems, watch)
+        valid = self.table("valid", tokenizer, self.held_out, watch)
+        packing = Padded(max(train.length, valid.length), begin=False, predict_padding=self.predict_padding)
+        return Prepared(train, valid, tokenizer, packing)
+
+    def table(
+        self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
+    ) -> "ReasoningTable":
+        """The first problems of a split, this many; 0: all."""
+        return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
+
+    @abstractmethod
+    def rows_of(
+        self, problems: Sequence[Problem], name: str, tokenizer: Tokenizer, watch: PreparationCallback | None = None
+    ) -> "ReasoningTable":
+        """These problems as rows."""
+
+
 @dataclass(frozen=True)
-class ReasoningData(DataConfig):
+class ReasoningData(TaskData):
     """The problems of a task as one stage of a method writes them, held in memory as tokens.
 
     Args:
@@ -69,24 +101,9 @@ class ReasoningData(DataConfig):
             if getattr(self, name) < 0:
                 raise OutOfRange(name, getattr(self, name), "0 or more")
 
-    def prepare(
-        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
-    ) -> Prepared:
-        tokenizer = task_tokenizer(self.task, self.tokenizer, self.problems)
-        train = self.table("train", tokenizer, self.problems, watch)
-        valid = self.table("valid", tokenizer, self.held_out, watch)
-        return Prepared(train, valid, tokenizer, Padded(max(train.length, valid.length), begin=False))
-
-    def table(
-        self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
-    ) -> "ReasoningTable":
-        """The first problems of a split, this many; 0: all."""
-        return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
-
     def rows_of(
         self, problems: Sequence[Problem], name: str, tokenizer: Tokenizer, watch: PreparationCallback | None = None
     ) -> "ReasoningTable":
-        """These problems as rows."""
         layouts = [self.method.layout(problem, self.stage) for problem in problems]
         rows = encode_layouts(layouts, tokenizer, self.method.special_tokens, watch)
         lengths = [len(row.given) + len(row.rest) for row in rows]
