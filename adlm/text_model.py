@@ -1,7 +1,6 @@
 """The front door: a network and its tokenizer together, as text in and text out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final, cast
@@ -308,7 +307,7 @@ class TextModel(HubModel):
         noise = Noise(seed).fork("sample")
         samples = [
             chosen.sample(network, part.to(device), noise=noise, on_step=on_step, on_draw=on_draw, stop=stop)
-            for part in _parts(canvas)
+            for part in canvas.split(ROWS)
         ]
         tokens, calls, anchor_calls = zip(*samples, strict=True)
         return Sample(torch.cat(tokens), sum(calls), sum(anchor_calls))
@@ -385,14 +384,6 @@ def _for_whole_rows(sampler: Sampler) -> Sampler:
     if isinstance(sampler, Blocks):
         return sampler.inner
     return sampler if isinstance(sampler, Unmasking) else Ordered(sampler.filters, pace=PerStep())
-
-
-def _parts(canvas: Canvas) -> Iterator[Canvas]:
-    """In parts of `ROWS` rows, in order."""
-    for start in range(0, len(canvas.sample_ids), ROWS):
-        rows = slice(start, start + ROWS)
-        held = [replace(each, row=each.row - start) for each in canvas.constraints if start <= each.row < start + ROWS]
-        yield Canvas(canvas.tokens[rows], canvas.frozen[rows], canvas.sample_ids[rows], tuple(held))
 
 
 def _count(n: int) -> int:

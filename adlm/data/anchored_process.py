@@ -105,15 +105,15 @@ class AnchoredProcess(DataConfig):
         """The rows of train, valid or test."""
         return AnchoredRows(self, split)
 
-    def exact(self) -> "Law":
+    def exact(self) -> "RowDistribution":
         """The distribution of rows."""
-        return _law(self.values, self.length, self.anchors, self.concentration, self.zipf, self.law)
+        return _distribution(self.values, self.length, self.anchors, self.concentration, self.zipf, self.law)
 
     def _packing(self) -> Packing:
         return Padded(self.length, begin=False, end=False, crop=True)  # a row is one text, and its positions count
 
 
-class Law(NamedTuple):
+class RowDistribution(NamedTuple):
     """The distribution p(x) = sum over contexts c of chances[c] * product over positions l of table[l, c, x_l].
 
     A context is a choice of values for all anchors, the first the most significant digit; at an anchor's own place
@@ -147,7 +147,9 @@ class Law(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _law(values: int, length: int, anchors: tuple[int, ...], concentration: float, zipf: float, seed: int) -> Law:
+def _distribution(
+    values: int, length: int, anchors: tuple[int, ...], concentration: float, zipf: float, seed: int
+) -> RowDistribution:
     alone = np.arange(1, values + 1) ** -float(zipf)
     alone /= alone.sum()
     digits = np.indices((values,) * len(anchors)).reshape(len(anchors), -1)  # [d, C]
@@ -158,7 +160,7 @@ def _law(values: int, length: int, anchors: tuple[int, ...], concentration: floa
     table[others] = drawn / drawn.sum(-1, keepdims=True)
     table[list(anchors)] = np.eye(values)[digits]
     table.flags.writeable = False  # shared by all who ask
-    return Law(alone[digits].prod(0), table)
+    return RowDistribution(alone[digits].prod(0), table)
 
 
 def _entropies(probabilities: Array) -> Array:
@@ -172,8 +174,8 @@ class AnchoredRows(Table):
 
     def __init__(self, config: AnchoredProcess, split: str) -> None:
         self.config, self.split = config, split
-        law = config.exact()
-        self._contexts, self._values = law.probabilities.cumsum(), law.table.cumsum(-1)
+        exact = config.exact()
+        self._contexts, self._values = exact.probabilities.cumsum(), exact.table.cumsum(-1)
 
     @property
     def name(self) -> str:
@@ -181,8 +183,8 @@ class AnchoredRows(Table):
 
     @property
     def key(self) -> str:
-        law = hashlib.sha256(self.config.exact().table.round(9).tobytes()).hexdigest()
-        return hashlib.sha256(repr((_DRAWING, astuple(self.config), law, self.split)).encode()).hexdigest()
+        table = hashlib.sha256(self.config.exact().table.round(9).tobytes()).hexdigest()
+        return hashlib.sha256(repr((_DRAWING, astuple(self.config), table, self.split)).encode()).hexdigest()
 
     @property
     def length(self) -> int:

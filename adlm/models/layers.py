@@ -279,6 +279,11 @@ def reach(size: int, *, shifted: bool) -> tuple[int, int]:
     return before, size - 1 - before
 
 
+def sigma_at(t: Tensor | None) -> Tensor | None:
+    """The noise sigma = -log alpha_t of the log-linear schedule, on which time-conditioned networks are conditioned."""
+    return None if t is None else -torch.log1p(-(1 - 1e-3) * t)
+
+
 class TimeEmbedding(nn.Module):
     """sigma [B] -> [B, C]: 256 sines and cosines, then two layers."""
 
