@@ -1,7 +1,8 @@
 """Anchored diffusion language models: train, measure, sample, explain and serve them."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from adlm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from adlm import evaluate, samplers
@@ -29,23 +30,19 @@ __all__ = [
     "samplers",
 ]
 
-_HOMES = {
-    "AdlmError": "adlm.errors",
-    "Run": "adlm.train.run",
-    "TextModel": "adlm.text_model",
-    "fit": "adlm.train.fit",
-    "load": "adlm.text_model",
-    "open_source": "adlm.data.catalog",
-    "prepare": "adlm.data.prepare",
-    "recipe": "adlm.recipes.named",
-    "register": "adlm.registry",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Public names are fetched when first used, so that `adlm --help` and data work never wait for torch.
-    if name in ("evaluate", "samplers"):
-        return importlib.import_module(f"adlm.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'adlm' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+# Public names are fetched when first used, so that `adlm --help` and data work never wait for torch.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "data.catalog": ("open_source",),
+        "data.prepare": ("prepare",),
+        "errors": ("AdlmError",),
+        "evaluate": (),
+        "recipes.named": ("recipe",),
+        "registry": ("register",),
+        "samplers": (),
+        "text_model": ("TextModel", "load"),
+        "train.fit": ("fit",),
+        "train.run": ("Run",),
+    },
+)

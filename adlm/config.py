@@ -6,7 +6,7 @@ the registry says which class a kind is.
 
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -236,3 +236,19 @@ def literal(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def differences(ours: Any, theirs: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The fields in which two configurations as JSON differ, by dotted name; what differs in kind, by its kind.
+
+    Modules to import are left out: they decide where classes are found, not which.
+    """
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
+        for key in sorted({*ours, *theirs} - {"imports"}):
+            yield from differences(ours.get(key), theirs.get(key), f"{where}.{key}" if where else key)
+    elif ours != theirs:
+        yield where, _kind_or_value(ours), _kind_or_value(theirs)
+
+
+def _kind_or_value(value: Any) -> Any:
+    return value["kind"] if isinstance(value, dict) and "kind" in value else value

@@ -129,6 +129,11 @@ class UnknownName(ConfigError):
         )
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def optional_module(module: str, *, extra: str, purpose: str) -> ModuleType:
     """Import `module`, or name the extra that installs it."""
     try:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from adlm.errors import ConfigError
 from adlm.models.costs import forward_work
 from adlm.models.hand_over import Logits
-from adlm.models.language_model import LanguageModel, sigma_at
+from adlm.models.language_model import LanguageModel
+from adlm.models.layers import sigma_at
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.two_stage import as_two_stage
 from adlm.objectives.nelbo import Anelbo

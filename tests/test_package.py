@@ -25,10 +25,9 @@ LAYERS = [
     ["objectives", "samplers"],
     ["diffusion"],
     ["anchors", "models", "data"],
-    ["config", "side_by_side"],
-    ["worker_processes"],
+    ["config"],
     ["registry"],
-    ["types", "errors", "memory", "matrix_products", "randomness", "distributed", "resumable"],
+    ["lazy", "types", "errors", "files", "memory", "matrix_products", "randomness", "distributed", "resumable"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -1,7 +1,8 @@
 """From a left-to-right model to a diffusion model: `adapt`, and the values that it takes and returns."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from adlm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from adlm.adapt.adaptation import adapt, planned_run
@@ -12,17 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AdaptOptions", "AdaptReport", "Target", "adapt", "open_left_to_right", "planned_run"]
 
-_HOMES = {
-    "AdaptOptions": "preparation",
-    "AdaptReport": "report",
-    "Target": "target",
-    "adapt": "adaptation",
-    "open_left_to_right": "source",
-    "planned_run": "adaptation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "adaptation": ("adapt", "planned_run"),
+        "preparation": ("AdaptOptions",),
+        "report": ("AdaptReport",),
+        "source": ("open_left_to_right",),
+        "target": ("Target",),
+    },
+)

@@ -24,10 +24,10 @@ from adlm.adapt.preparation import (
 from adlm.adapt.report import AdaptReport, HeldOut
 from adlm.adapt.source import open_left_to_right
 from adlm.adapt.target import Target
-from adlm.data.shards import write_atomically
 from adlm.data.table import Table
 from adlm.distributed import DistributedContext, device_for, joined
 from adlm.errors import ConfigError, DataError
+from adlm.files import write_atomically
 from adlm.models.language_model import LanguageModel
 from adlm.models.network import Vocabulary
 from adlm.text_model import TextModel, load

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.adapt.measures import EXACT, Decoding
-from adlm.data.shards import write_atomically
+from adlm.files import write_atomically
 from adlm.models.card import CARD, Facts, card_text, may_replace
 from adlm.text_model import TextModel
 from adlm.types import Estimate
@@ -30,10 +30,6 @@ class HeldOut:
     source: Estimate
     before: Mapping[int, Estimate]
     after: Mapping[int, Estimate]
-
-    @property
-    def has_floor(self) -> bool:
-        return self.data.startswith("self:")
 
     def distance(self, size: int) -> float:
         """By how many nats per token the adapted model is above the source."""

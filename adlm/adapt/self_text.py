@@ -11,8 +11,8 @@ from pathlib import Path
 
 from adlm.data.packing import Padded
 from adlm.data.prompts import Prompts
-from adlm.data.shards import write_atomically
 from adlm.errors import ConfigError, OutOfRange
+from adlm.files import write_atomically
 from adlm.randomness import Noise
 from adlm.resumable import weights_checksum
 from adlm.text_model import TextModel

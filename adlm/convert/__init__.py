@@ -1,7 +1,8 @@
 """Checkpoints of others into models of this package and back, read as data; and models as programs."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from adlm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from adlm.convert.conversion import convert, converted, from_ar
@@ -23,20 +24,14 @@ __all__ = [
     "token_counts",
 ]
 
-_HOMES = {
-    "Converted": "from_official",
-    "Options": "description",
-    "convert": "conversion",
-    "converted": "conversion",
-    "export_program": "program",
-    "from_ar": "conversion",
-    "prune_vocabulary": "prune",
-    "to_official": "official",
-    "token_counts": "prune",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "conversion": ("convert", "converted", "from_ar"),
+        "description": ("Options",),
+        "from_official": ("Converted",),
+        "official": ("to_official",),
+        "program": ("export_program",),
+        "prune": ("prune_vocabulary", "token_counts"),
+    },
+)

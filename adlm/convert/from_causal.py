@@ -4,19 +4,18 @@ Read as data from `config.json`, safetensors and the tokenizer's files, without 
 and for how rows begin, and `families` for what is known.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
+from adlm.convert.causal_files import BUFFERS, DIFFERENT, count_unused, left_out, opened, row_length, weight_files
 from adlm.convert.contents import some
-from adlm.convert.description import Options, natural, only, settings_of
+from adlm.convert.description import Options, only, settings_of
 from adlm.convert.families import FAMILIES, ModelFamily, nearest_family, no_counterpart
 from adlm.convert.from_official import Converted
 from adlm.convert.native import native_config, native_model
@@ -24,14 +23,9 @@ from adlm.data.packing import Wrapped
 from adlm.data.tokenizer import Tokenizer, load_tokenizer, with_roles
 from adlm.errors import ConfigError, ModelError
 from adlm.models.gguf_files import SEPARATOR, read_gguf
-from adlm.models.weights import check_header
 
-LONGEST = 1024  # default row length if the model could read longer rows
 _REFUSED = ("auto_map", "quantization_config")  # they name code, or another form of the weights
 _HEADS = ("lm_head.", "embed_out.")
-_DIFFERENT = "config.json and weights belong to different models"
-# Masks and frequencies that older versions of the library saved among the weights.
-_BUFFERS = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias)|(.*\.)?rotary_emb\.inv_freq")
 
 
 def from_causal(folder: Path, options: Options = Options()) -> Converted:  # noqa: B008
@@ -67,28 +61,16 @@ def from_gguf(path: Path, options: Options = Options()) -> Converted:  # noqa: B
 def weights_in(folder: Path, asked: str) -> dict[str, Callable[[], Tensor]]:
     """Readers for the weights in the safetensors files of a folder, by name."""
     found: dict[str, Callable[[], Tensor]] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        with _opened(path, asked) as file:
+    for path in weight_files(folder, asked):
+        with opened(path, asked) as file:
             found |= {key: partial(_read, path, key, asked) for key in file.keys()}  # noqa: SIM118
-    if not found:
-        fix = "get the model as safetensors, or save it again by `save_pretrained`: pickles are never read"
-        raise ModelError(asked, "no model.safetensors in it", fix, subject="model.safetensors")
     return found
 
 
 def _read(path: Path, key: str, asked: str) -> Tensor:
-    with _opened(path, asked) as file:
+    with opened(path, asked) as file:
         tensor: Tensor = file.get_tensor(key)
     return tensor
-
-
-def _opened(path: Path, asked: str) -> Any:
-    check_header(path, asked)
-    try:
-        return safe_open(path, "pt")
-    except (SafetensorError, OSError) as error:
-        found = f"{path.name} cannot be read: {error}"
-        raise ModelError(f"{asked}: {found}", subject=path.name) from error
 
 
 class _NamedWeights:
@@ -97,14 +79,14 @@ class _NamedWeights:
     def __init__(self, stored: Mapping[str, Callable[[], Tensor]], family: ModelFamily, asked: str) -> None:
         self.prefix, self.asked = family.prefix, asked
         self.stored = {
-            key.removeprefix(self.prefix): (key, read) for key, read in stored.items() if not _BUFFERS.fullmatch(key)
+            key.removeprefix(self.prefix): (key, read) for key, read in stored.items() if not BUFFERS.fullmatch(key)
         }
         self.read: set[str] = set()
 
     def __call__(self, name: str) -> Tensor:
         if name not in self.stored:
             full = name if name.startswith(_HEADS) else self.prefix + name
-            raise ModelError(f"{self.asked}: no weights for {full}; {_DIFFERENT}", subject=full)
+            raise ModelError(f"{self.asked}: no weights for {full}; {DIFFERENT}", subject=full)
         self.read.add(name)
         return self.stored[name][1]()
 
@@ -114,7 +96,7 @@ class _NamedWeights:
         left = sorted(key for name, (key, _) in self.stored.items() if name not in known)
         if left:
             found = f"keys {len(left)} not known: {some(left)}"
-            raise ModelError(f"{self.asked}: {found}; {_DIFFERENT}", subject=left[0])
+            raise ModelError(f"{self.asked}: {found}; {DIFFERENT}", subject=left[0])
 
 
 def assembled(
@@ -128,23 +110,20 @@ def assembled(
     """The model of these settings, weights and tokenizer.
 
     Args:
-        length: of rows; by default as many tokens as the model reads, at most `LONGEST`.
+        length: of rows; see `row_length`.
     """
     kind = settings["model_type"]
     family = FAMILIES[kind]
-    positions = natural(settings, "n_positions") or natural(settings, "max_position_embeddings") or LONGEST
-    if length is not None and length > positions:
-        found = f"rows of {length:,} tokens for a model of {positions:,}"
-        raise ModelError(f"{asked}: {found}", subject="length")
+    packing = Wrapped(row_length(settings, length, asked))
     start = _begin(settings, tokenizer)
     try:
         network = replace(family.network(settings), start=start)
     except ConfigError as error:
         found = f"config.json describes no network: {error.asked}"
         raise ModelError(f"{asked}: {found}", subject=error.subject) from error
-    config = native_config(network, tokenizer, Wrapped(length or min(positions, LONGEST)), asked=asked)
+    config = native_config(network, tokenizer, packing, asked=asked)
     weights = _NamedWeights(stored, family, asked)
-    unused = _unused(len(weights(family.embedding)), tokenizer, asked)
+    unused = count_unused(len(weights(family.embedding)), tokenizer, asked)
     model = native_model(config, family.weights(network, weights), asked=asked)
     weights.check_all_read(tied=network.tied)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -153,9 +132,8 @@ def assembled(
         f"AR: a {kind}, {network.stack.layers} layers of width {network.width}, vocabulary "
         f"{tokenizer.vocab_size:,}, the mask {tokenizer.mask_id}, {parameters:,} parameters",
         f"{config.packing}; rows are read after the token {begin!r}",
+        *left_out(unused),
     ]
-    if unused:
-        report.append(f"left out: {unused:,} embeddings that no token of its tokenizer has")
     return Converted(model, config, tokenizer, report)
 
 
@@ -164,13 +142,3 @@ def _begin(settings: Mapping[str, Any], tokenizer: Tokenizer) -> int:
     given = (settings.get("bos_token_id"), settings.get("eos_token_id"))
     known = [index for index in given if type(index) is int and 0 <= index < tokenizer.vocab_size]
     return known[0] if known else tokenizer.roles.bos_id
-
-
-def _unused(rows: int, tokenizer: Tokenizer, asked: str) -> int:
-    """How many embeddings have no token. A token without an embedding would have a made-up one, which is refused."""
-    vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
-    tokens = max(index for index in vocabulary.values() if index != tokenizer.mask_id) + 1
-    if tokens > rows:
-        found = f"a tokenizer of {tokens:,} tokens for {rows:,} embeddings"
-        raise ModelError(f"{asked}: {found}; name the one it was trained with (--tokenizer)", subject="tokenizer")
-    return rows - tokens

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from adlm.config import to_json
+from adlm.config import differences, to_json
 from adlm.errors import ModelError
 from adlm.models.io import ModelConfig
 from adlm.models.language_model import LanguageModel
@@ -121,7 +121,7 @@ def to_official(model: LanguageModel, config: ModelConfig, *, asked: str) -> tup
         same = TwoStageConfig(_official(whole), denoiser_layers=more[0].layers)
         fits = fits and not stack.causal
     differing = [] if fits else [f"causal={stack.causal} with condition={stack.condition}"]
-    differing += _differing(to_json(network), to_json(same))
+    differing += [f"{name}={ours}" for name, ours, _ in differences(to_json(network), to_json(same))]
     if differing:
         raise ModelError(f"{asked}: the official networks have no {', '.join(differing)}", subject=", ".join(differing))
     parameters = dict(model.named_parameters())
@@ -144,15 +144,3 @@ def _official(stack: StackConfig) -> StackConfig:
         condition=stack.condition,
         timed=stack.timed,
     )
-
-
-def _differing(ours: object, theirs: object, where: str = "") -> list[str]:
-    """The fields in which two configurations differ, as `stack.convolution=4`."""
-    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
-        return [
-            line
-            for key in ours
-            for line in _differing(ours[key], theirs.get(key), f"{where}.{key}" if where else str(key))
-        ]
-    shown = ours["kind"] if isinstance(ours, dict) else ours
-    return [] if ours == theirs else [f"{where}={shown}"]

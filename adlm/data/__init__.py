@@ -3,8 +3,9 @@
 Names are imported when first used: only the loader needs torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from adlm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from adlm.data.anchored_process import AnchoredProcess
@@ -50,23 +51,22 @@ __all__ = [
     "train_words",
 ]
 
-_HOMES = {
-    "catalog": ("open_source",),
-    "config": ("AnchoredProcess", "Corpus", "Prompts", "Synthetic"),
-    "corpus_table": ("CorpusTable",),
-    "files": ("TextFiles",),
-    "hub": ("HubDataset",),
-    "loader": ("Loader", "LoaderConfig"),
-    "packing": ("Packing", "Padded", "Wrapped"),
-    "shards": ("Shards",),
-    "source": ("Piece", "Source"),
-    "table": ("DataConfig", "Prepared", "Table"),
-    "tokenizer": ("Roles", "Tokenizer", "characters", "load_tokenizer", "train_bpe", "train_words"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "anchored_process": ("AnchoredProcess",),
+        "catalog": ("open_source",),
+        "config": ("Corpus",),
+        "corpus_table": ("CorpusTable",),
+        "files": ("TextFiles",),
+        "hub": ("HubDataset",),
+        "loader": ("Loader", "LoaderConfig"),
+        "packing": ("Packing", "Padded", "Wrapped"),
+        "prompts": ("Prompts",),
+        "shards": ("Shards",),
+        "source": ("Piece", "Source"),
+        "synthetic": ("Synthetic",),
+        "table": ("DataConfig", "Prepared", "Table"),
+        "tokenizer": ("Roles", "Tokenizer", "characters", "load_tokenizer", "train_bpe", "train_words"),
+    },
+)

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.data.packing import Packing, Padded
-from adlm.data.synthetic import Synthetic
+from adlm.data.synthetic import SPLITS, Synthetic, uniform_rows
 from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, OutOfRange
 
 FIRST = 2  # id of the first value; the end and unknown tokens of the tokenizer are before it, the mask after the last
-_SPLITS = ("train", "valid", "test")
 _DRAWING = 1  # raised when the same seeds give other tables or rows
 _MOST = 1 << 27  # numbers in the table: a gigabyte
 
@@ -106,15 +105,15 @@ class AnchoredProcess(DataConfig):
         """The rows of train, valid or test."""
         return AnchoredRows(self, split)
 
-    def exact(self) -> "Law":
+    def exact(self) -> "RowDistribution":
         """The distribution of rows."""
-        return _law(self.values, self.length, self.anchors, self.concentration, self.zipf, self.law)
+        return _distribution(self.values, self.length, self.anchors, self.concentration, self.zipf, self.law)
 
     def _packing(self) -> Packing:
         return Padded(self.length, begin=False, end=False, crop=True)  # a row is one text, and its positions count
 
 
-class Law(NamedTuple):
+class RowDistribution(NamedTuple):
     """The distribution p(x) = sum over contexts c of chances[c] * product over positions l of table[l, c, x_l].
 
     A context is a choice of values for all anchors, the first the most significant digit; at an anchor's own place
@@ -148,18 +147,20 @@ class Law(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _law(values: int, length: int, anchors: tuple[int, ...], concentration: float, zipf: float, seed: int) -> Law:
+def _distribution(
+    values: int, length: int, anchors: tuple[int, ...], concentration: float, zipf: float, seed: int
+) -> RowDistribution:
     alone = np.arange(1, values + 1) ** -float(zipf)
     alone /= alone.sum()
     digits = np.indices((values,) * len(anchors)).reshape(len(anchors), -1)  # [d, C]
-    random = np.random.Generator(np.random.Philox(key=np.array([seed, len(_SPLITS)], np.uint64)))
+    random = np.random.Generator(np.random.Philox(key=np.array([seed, len(SPLITS)], np.uint64)))
     others = [place for place in range(length) if place not in anchors]
     drawn = random.standard_gamma(concentration, (len(others), digits.shape[1], values))
     table = np.empty((length, digits.shape[1], values))
     table[others] = drawn / drawn.sum(-1, keepdims=True)
     table[list(anchors)] = np.eye(values)[digits]
     table.flags.writeable = False  # shared by all who ask
-    return Law(alone[digits].prod(0), table)
+    return RowDistribution(alone[digits].prod(0), table)
 
 
 def _entropies(probabilities: Array) -> Array:
@@ -173,8 +174,8 @@ class AnchoredRows(Table):
 
     def __init__(self, config: AnchoredProcess, split: str) -> None:
         self.config, self.split = config, split
-        law = config.exact()
-        self._contexts, self._values = law.probabilities.cumsum(), law.table.cumsum(-1)
+        exact = config.exact()
+        self._contexts, self._values = exact.probabilities.cumsum(), exact.table.cumsum(-1)
 
     @property
     def name(self) -> str:
@@ -182,8 +183,8 @@ class AnchoredRows(Table):
 
     @property
     def key(self) -> str:
-        law = hashlib.sha256(self.config.exact().table.round(9).tobytes()).hexdigest()
-        return hashlib.sha256(repr((_DRAWING, astuple(self.config), law, self.split)).encode()).hexdigest()
+        table = hashlib.sha256(self.config.exact().table.round(9).tobytes()).hexdigest()
+        return hashlib.sha256(repr((_DRAWING, astuple(self.config), table, self.split)).encode()).hexdigest()
 
     @property
     def length(self) -> int:
@@ -194,9 +195,7 @@ class AnchoredRows(Table):
 
     def values(self, rows: Ids) -> Ids:
         """The values [N, length] of these rows, counted from 0: ids without `FIRST`."""
-        key = np.array([self.config.seed, _SPLITS.index(self.split)], np.uint64)
-        bits = [np.random.Philox(key=key, counter=[0, row, 0, 0]).random_raw(self.length + 1) for row in rows]
-        uniform = (np.array(bits, np.uint64).reshape(len(rows), self.length + 1) >> np.uint64(11)) * 2.0**-53
+        uniform = uniform_rows(self.config.seed, self.split, rows, self.length + 1)
         # Sums may end a little below one.
         contexts = np.searchsorted(self._contexts[:-1], uniform[:, 0], side="right")
         sums = self._values[:, contexts, :-1]  # [L, N, values - 1]
@@ -204,9 +203,3 @@ class AnchoredRows(Table):
 
     def tokens(self, rows: Ids) -> Ids:
         return self.values(rows) + FIRST
-
-    def lengths(self, rows: Ids) -> Ids:
-        return np.full(len(rows), self.length)
-
-    def valid(self, rows: Ids) -> NDArray[np.bool_]:
-        return np.ones((len(rows), self.length), bool)

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from adlm.data.shards import Shards, write_atomically
+from adlm.data.shards import Shards
 from adlm.errors import DamagedData, DataError
+from adlm.files import write_atomically
 
 TABLE = "anchors.safetensors"
 FORMAT = 1

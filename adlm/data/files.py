@@ -5,39 +5,37 @@ comes whole. The names of the files tell the splits; where they do not, a cut ma
 bounded steps: only a single record has to fit in memory.
 """
 
-import codecs
-import csv
 import dataclasses
 import difflib
-import gzip
-import hashlib
-import io
 import itertools
-import json
 import re
-import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from adlm.data import documents
 from adlm.data.detokenize import find_detokenizer
 from adlm.data.documents import SPLITS, WHOLE, CorpusSize, Cut, DocumentRule, FractionSplit, Segments
+from adlm.data.records import (
+    ENDINGS,
+    FIELD_FIX,
+    FORMATS,
+    HEADER_FIX,
+    Records,
+    csv_records,
+    decoded,
+    ending,
+    json_records,
+    parquet_records,
+    record_text,
+)
 from adlm.data.source import Piece, Source
 from adlm.errors import DataError, NotUtf8, UnknownName
+from adlm.files import file_checksum
 
 _SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "validation", "val", "dev"), "valid")}
-_ENDINGS = {
-    **dict.fromkeys((".txt", ".tokens", ".raw", ""), "text"),
-    **dict.fromkeys((".jsonl", ".json"), "json"),
-    ".csv": "csv",
-    ".parquet": "parquet",
-}
-_READ_BYTES = 1 << 17
-_LARGEST_RECORD = 1 << 26
 _READER_VERSION = 1
 
 
@@ -75,8 +73,8 @@ class TextFiles(Source):
         if not self.name:
             object.__setattr__(self, "name", Path(self.path).name or self.path)
         find_detokenizer(self.detokenizer)
-        if self.format not in (None, "text", *_RECORDS):
-            raise UnknownName("format", str(self.format), ("text", *_RECORDS))
+        if self.format not in (None, *FORMATS):
+            raise UnknownName("format", str(self.format), FORMATS)
         if self.encoding_errors not in (known := ("strict", "replace", "ignore")):
             raise UnknownName("way with encoding errors", self.encoding_errors, known)
 
@@ -136,12 +134,19 @@ class TextFiles(Source):
         return documents.as_pieces(segments, self.rule, self.detokenizer)
 
     def _segments(self, path: Path) -> Segments:
-        records = _RECORDS.get(self.format or _ending(path)[0] or "text")
-        if records is None:
-            return itertools.chain(documents.as_lines(_decoded(path, self.encoding_errors)), (None,))
-        fix = _HEADER_FIX if records is _csv_records and not self.header else _FIELD_FIX
-        texts = (self._text(where, record, fix) for where, record in records(path, self))
+        format = self.format or ending(path)[0] or "text"
+        if format == "text":
+            return itertools.chain(documents.as_lines(decoded(path, self.encoding_errors)), (None,))
+        fix = HEADER_FIX if format == "csv" and not self.header else FIELD_FIX
+        texts = (self._text(where, record, fix) for where, record in self._records(path, format))
         return documents.as_segments(texts, self.rule)
+
+    def _records(self, path: Path, format: str) -> Records:
+        if format == "json":
+            return json_records(path, self.encoding_errors)
+        if format == "csv":
+            return csv_records(path, self.field, self.header, self.encoding_errors)
+        return parquet_records(path, self.field)
 
     def _text(self, where: str, record: object, fix: str) -> str:
         text = record_text(record, self.field, self.joiner, where, fix=fix)
@@ -173,7 +178,7 @@ def find_files(pattern: str) -> tuple[Path, list[Path]]:
 
 def _unreadable(pattern: str, root: Path) -> DataError:
     found = f"no file to read in {root}, among {sum(1 for _ in root.iterdir())} names there"
-    endings = " ".join(filter(None, _ENDINGS))
+    endings = " ".join(filter(None, ENDINGS))
     return DataError(
         f"cannot read text from {pattern}",
         found,
@@ -194,45 +199,13 @@ def _missing(path: Path) -> DataError:
 
 def _is_readable(path: Path) -> bool:
     hidden = any(part.startswith((".", "_")) for part in path.parts)
-    return not hidden and _ending(path)[0] is not None and path.stem.lower() not in ("readme", "license", "licence")
-
-
-def _ending(path: Path) -> tuple[str | None, str]:
-    """The format and the compression that a name tells."""
-    packed = path.suffix.lower() if path.suffix.lower() in (".gz", ".zst") else ""
-    return _ENDINGS.get((path.with_suffix("") if packed else path).suffix.lower()), packed
+    return not hidden and ending(path)[0] is not None and path.stem.lower() not in ("readme", "license", "licence")
 
 
 def split_of(name: str) -> str | None:
     """The split that a name speaks of: `wiki.valid.tokens`, `train/part-0.jsonl`, `validation`."""
     words = [_SPLIT_WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in _SPLIT_WORDS]
     return words[-1] if words else None
-
-
-def as_names(field: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Field names as a tuple, from one name or several."""
-    return (field,) if isinstance(field, str) else field
-
-
-_FIELD_FIX = "name a field that has text"
-_HEADER_FIX = f"{_FIELD_FIX}; columns of a CSV without a header line have numbers, 1 for the first"
-
-
-def record_text(record: object, field: str | tuple[str, ...], joiner: str, where: str, *, fix: str = _FIELD_FIX) -> str:
-    """The text of a record: its fields joined by a space, a list of strings by `joiner`."""
-    if isinstance(record, str):
-        return record
-    fields = record if isinstance(record, Mapping) else {}
-    texts = []
-    for name in as_names(field):
-        value = fields.get(name, 0)
-        if isinstance(value, list) and all(isinstance(part, str) for part in value):
-            value = joiner.join(value)
-        if value is not None and not isinstance(value, str):
-            found = f"{str(value)[:60]} in it" if name in fields else f"the fields {', '.join(fields) or '(none)'}"
-            raise DataError(f"cannot read text from the field {name!r} of {where}", found, fix, subject=name)
-        texts.append(value)
-    return " ".join(filter(None, texts))
 
 
 def not_empty(pieces: Iterator[Piece], source: Source, split: str, fix: str) -> Iterator[Piece]:
@@ -253,11 +226,7 @@ def _stamp(path: Path) -> tuple[Path, int, int]:
 
 @lru_cache(maxsize=4096)
 def _sha256(path: Path, size: int, modified: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    return file_checksum(path)
 
 
 @lru_cache(maxsize=16)
@@ -267,137 +236,3 @@ def _measured(source: TextFiles, stamps: tuple[tuple[Path, int, int], ...]) -> C
         documents += piece.ends
         characters += len(piece.text)
     return CorpusSize(documents, characters)
-
-
-def _opened(path: Path) -> BinaryIO:
-    packed = _ending(path)[1]
-    if packed == ".zst":
-        import pyarrow
-
-        return cast("BinaryIO", pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
-    return cast("BinaryIO", gzip.open(path, "rb")) if packed else path.open("rb")
-
-
-def _decoded(path: Path, errors: str) -> Iterator[str]:
-    """The text of a file, unpacked, with Unix line breaks and without a byte order mark."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    lines = io.IncrementalNewlineDecoder(decoder, translate=True)
-    position, data = 0, b"-"
-    try:
-        with _opened(path) as stream:
-            while data:
-                data = stream.read(_READ_BYTES)
-                waiting = len(decoder.getstate()[0])
-                text = lines.decode(data, final=not data)
-                yield text if position else text.removeprefix("\ufeff")
-                position += len(data)
-    except UnicodeDecodeError as error:
-        offset = position - waiting + error.start
-        raise NotUtf8(str(path), f"byte 0x{error.object[error.start]:02x} at offset {offset}") from error
-    except (EOFError, OSError, zlib.error) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"cannot read {path}: {error}; check that the file is whole, or fetch it again", subject=str(path))
-
-
-def _whole_lines(path: Path, source: TextFiles) -> Generator[str, None, None]:
-    parts: list[str] = []
-    for part in documents.as_lines(_decoded(path, source.encoding_errors)):
-        parts.append(part)
-        if part.endswith("\n"):
-            yield "".join(parts)
-            parts = []
-    yield "".join(parts)
-
-
-_Records = Iterator[tuple[str, object]]
-
-
-def json_records(path: Path, source: TextFiles) -> _Records:
-    """The records of a JSON file, or of a file with one JSON object per line."""
-    chunks = filter(None, _decoded(path, source.encoding_errors))
-    text = next((chunk.lstrip() for chunk in chunks if not chunk.isspace()), "")
-    if text.startswith("["):
-        yield from _json_list(path, text, chunks)
-        return
-    del chunks  # with its open file
-    with closing(_whole_lines(path, source)) as lines:
-        for number, line in enumerate(lines, start=1):
-            where = f"{path}, line {number}"
-            if line.strip():
-                try:
-                    yield where, json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise _not_json(where, line, error) from error
-
-
-def _json_list(path: Path, text: str, chunks: Iterator[str]) -> _Records:
-    """The elements of a list, one at a time: a list of any length is read in flat memory."""
-    decoder, between = json.JSONDecoder(), re.compile(r"[\s,]*")
-    position, number = 1, 1
-    while True:
-        position = cast("re.Match[str]", between.match(text, position)).end()
-        if text.startswith("]", position):
-            return
-        where = f"{path}, element {number}"
-        try:
-            record, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            more = next(chunks, "") if len(text) - position < _LARGEST_RECORD else ""
-            if not more:
-                raise _not_json(where, text[position:], error) from error
-            text, position = text[position:] + more, 0
-            continue
-        number += 1
-        yield where, record
-
-
-def _not_json(where: str, text: str, error: json.JSONDecodeError) -> DataError:
-    found = f"{error.msg}: {text[:60]!r}"
-    fix = "give one object per line, or a list of objects"
-    return DataError(f"cannot read {where} as JSON: {found}; {fix}", subject=where)
-
-
-def _csv_records(path: Path, source: TextFiles) -> _Records:
-    csv.field_size_limit(_LARGEST_RECORD)  # the default, 128 KiB, is less than a long article
-    rows = csv.reader(_whole_lines(path, source), skipinitialspace=True)
-    fields = {name.lower(): name for name in as_names(source.field)}
-    numbered = all(name.isdecimal() for name in fields)
-    names: Iterable[str] = ()
-    try:
-        for row in filter(None, rows):
-            if numbered:
-                names = map(str, itertools.count(1))
-            elif not names:
-                # A first line with the fields' names is a header, whatever the case of its letters.
-                names = titles = [fields.get(cell.lower(), cell) for cell in row]
-                if set(titles) >= set(fields.values()) or not source.header:
-                    continue
-                names = source.header
-            yield f"{path}, line {rows.line_num}", dict(zip(names, row, strict=False))
-    except csv.Error as error:
-        raise _damaged(path, error) from error
-
-
-def _parquet_records(path: Path, source: TextFiles) -> _Records:
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    number = itertools.count(1)
-    try:
-        with ParquetFile(path) as file:
-            record_text(dict.fromkeys(file.schema_arrow.names), source.field, "", str(path))  # names what is missing
-            for batch in file.iter_batches(batch_size=256, columns=list(as_names(source.field))):
-                for row in batch.to_pylist():
-                    yield f"{path}, row {next(number)}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _damaged(path, error) from error
-
-
-_RECORDS: dict[str, Callable[[Path, TextFiles], _Records]] = {
-    "json": json_records,
-    "csv": _csv_records,
-    "parquet": _parquet_records,
-}

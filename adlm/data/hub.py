@@ -13,7 +13,8 @@ from typing import Any
 
 from adlm.data.detokenize import find_detokenizer
 from adlm.data.documents import SPLITS, WHOLE, DocumentRule, as_pieces, as_segments
-from adlm.data.files import as_names, not_empty, record_text, split_of
+from adlm.data.files import not_empty, split_of
+from adlm.data.records import as_names, record_text
 from adlm.data.source import Piece, Source
 from adlm.errors import DataError, UnknownName
 

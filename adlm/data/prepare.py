@@ -27,11 +27,12 @@ import numpy as np
 from filelock import FileLock
 
 from adlm.data.packing import NOTHING, Encoded, Ids, Packing
-from adlm.data.shards import FORMAT, MANIFEST, Shards, checksum, write_atomically
+from adlm.data.shards import FORMAT, MANIFEST, Shards
 from adlm.data.source import Piece, Source
 from adlm.data.table import PreparationCallback
 from adlm.data.tokenizer import Tokenizer, characters, load_tokenizer, train_bpe, train_words
 from adlm.errors import ConfigError, DataError, OutOfRange
+from adlm.files import file_checksum, write_atomically
 
 CHUNK_CHARACTERS = 1 << 19
 SHARD_TOKENS = 1 << 24
@@ -232,7 +233,7 @@ def _write(
         "apart": packing.keeps_apart,
         "vocab_size": tokenizer.vocab_size,
         "shards": state.shards,
-        "files": [{"name": f.name, "bytes": f.stat().st_size, "sha256": checksum(f)} for f in files],
+        "files": [{"name": f.name, "bytes": f.stat().st_size, "sha256": file_checksum(f)} for f in files],
     }
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     (folder / _PROGRESS).unlink(missing_ok=True)

@@ -19,10 +19,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.data.files import TextFiles, find_files, json_records
+from adlm.data.files import find_files
 from adlm.data.packing import Ids, Packing, Padded
 from adlm.data.prepare import tokenizer_for
-from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
+from adlm.data.ragged_rows import RaggedRows
+from adlm.data.records import json_records
+from adlm.data.table import DataConfig, PreparationCallback, Prepared
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import DataError, UnknownName
 
@@ -119,7 +121,7 @@ class Prompts(DataConfig):
     def _rows(self, path: Path, tokenizer: Tokenizer) -> Iterator["_Row"]:
         """All of them, whatever their lengths."""
         begin, end = (np.array(part, np.int64) for part in self._packing().frame(tokenizer.roles))
-        records = json_records(path, TextFiles(str(path)))
+        records = json_records(path)
         while some := list(islice(records, _AT_A_TIME)):
             prompts = [_text(record, self.prompt, where) + self.separator for where, record in some]
             responses = [_text(record, self.response, where) for where, record in some]
@@ -143,7 +145,7 @@ class _Row(NamedTuple):
     characters: int
 
 
-class PromptRows(Table):
+class PromptRows(RaggedRows):
     """A file of prompts and responses, as tokens in memory.
 
     Args:
@@ -161,9 +163,10 @@ class PromptRows(Table):
         lengths: NDArray[np.int64],
         given: NDArray[np.int64],
     ) -> None:
-        self._name, self._config, self._pad_id = name, config, tokenizer.roles.pad_id
-        self._tokens, self._lengths, self._given = tokens, lengths, given
-        self._starts = np.cumsum(lengths) - lengths
+        self._name, self._length = name, config.length
+        self.pad_id, self.padding_counts = tokenizer.roles.pad_id, config.padding
+        self.text, self.row_lengths, self.given_lengths = tokens, lengths, given
+        self.starts = np.cumsum(lengths) - lengths
         head = {"rows": len(lengths), "length": config.length, "padding": config.padding}
         digest = hashlib.sha256(json.dumps({**head, "tokenizer": tokenizer.fingerprint}, sort_keys=True).encode())
         for array in (tokens.astype("<u4"), lengths.astype("<i8"), given.astype("<i8")):
@@ -180,31 +183,7 @@ class PromptRows(Table):
 
     @property
     def length(self) -> int:
-        return self._config.length
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        out = np.full((len(rows), self.length), self._pad_id, np.int64)
-        text = self._before(self._lengths[rows])
-        out[text] = self._tokens[(self._starts[rows][:, None] + np.arange(self.length))[text]]
-        return out
-
-    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._lengths[rows]
-
-    def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        if self._config.padding:
-            return np.ones((len(rows), self.length), bool)
-        return self._before(self._lengths[rows])
-
-    def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return self._before(self._given[rows])
-
-    def _before(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[N, length]: the positions before one in each row."""
-        return np.arange(self.length) < positions[:, None]
+        return self._length
 
 
 def _one_file(path: str) -> Path:

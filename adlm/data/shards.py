@@ -9,9 +9,7 @@
 Any tool that reads npy can open them, and nothing in them can run.
 """
 
-import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,33 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.data.table import Table
+from adlm.data.table import Table, document_numbers
 from adlm.data.tokenizer import Tokenizer, load_tokenizer
 from adlm.errors import DamagedData, DataError
+from adlm.files import file_checksum
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 _KEYS = {"key", "rows", "length", "padded", "padding_counts", "apart", "shards", "files"}
 _NAME = re.compile(r"shard-\d{5,}(\.lengths)?\.npy")
-
-
-def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` in one step: a reader sees the old content or the new, never half of one."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 @dataclass(frozen=True)
@@ -88,7 +68,7 @@ class Shards(Table):
             if (size := path.stat().st_size) != entry["bytes"]:
                 found = f"{entry['name']} has {size} bytes instead of {entry['bytes']}"
                 raise DamagedData(f"{asked}: {found}; {again}", subject=entry["name"])
-            if verify and checksum(path) != entry["sha256"]:
+            if verify and file_checksum(path) != entry["sha256"]:
                 found = f"{entry['name']} does not match its checksum"
                 raise DamagedData(f"{asked}: {found}; {again}", subject=entry["name"])
         if not {*manifest["shards"]} <= {entry["name"] for entry in manifest["files"]}:
@@ -141,18 +121,12 @@ class Shards(Table):
         return out
 
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.full(len(rows), self.length) if self._lengths is None else self._lengths[rows]
+        return super().lengths(rows) if self._lengths is None else self._lengths[rows]
 
     def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        if not self.manifest["apart"]:
-            return None
-        # A document ends with its end token. One at the very beginning of a row separates nothing: in framed rows
-        # it may be the begin token too.
-        ends = tokens == self.tokenizer.roles.eos_id
-        ends[:, 0] = False
-        return ends.cumsum(-1) - ends
+        return document_numbers(tokens, self.tokenizer.roles.eos_id) if self.manifest["apart"] else None
 
     def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         if self.manifest["padding_counts"]:
             return np.ones((len(rows), self.length), bool)
-        return np.arange(self.length) < self.lengths(rows)[:, None]
+        return super().valid(rows)

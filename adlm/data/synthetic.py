@@ -23,7 +23,7 @@ from adlm.errors import OutOfRange
 
 _UNKNOWN = "<unk>"
 _SPECIAL = (END, _UNKNOWN)
-_SPLITS = ("train", "valid")
+SPLITS = ("train", "valid", "test")  # in the order of their keys
 _DRAWING = 1  # raised when the same seed gives other rows
 
 
@@ -66,6 +66,13 @@ class Synthetic(DataConfig):
         return Wrapped(self.length, separated=False)
 
 
+def uniform_rows(seed: int, split: str, rows: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+    """Numbers [N, count] in [0, 1), a function of the seed, the split and the number of the row."""
+    key = np.array([seed, SPLITS.index(split)], np.uint64)
+    bits = [np.random.Philox(key=key, counter=[0, row, 0, 0]).random_raw(count) for row in rows]
+    return (np.array(bits, np.uint64).reshape(len(rows), count) >> np.uint64(11)) * 2.0**-53
+
+
 class RandomRows(Table):
     """A split of `Synthetic`, computed as it is read."""
 
@@ -94,13 +101,5 @@ class RandomRows(Table):
         return sums / sums[-1]
 
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        key = np.array([self.config.seed, _SPLITS.index(self.split)], np.uint64)
-        bits = [np.random.Philox(key=key, counter=[0, row, 0, 0]).random_raw(self.length) for row in rows]
-        uniform = (np.array(bits, np.uint64).reshape(len(rows), self.length) >> np.uint64(11)) * 2.0**-53
+        uniform = uniform_rows(self.config.seed, self.split, rows, self.length)
         return np.searchsorted(self._probabilities, uniform, side="right") + len(_SPECIAL)
-
-    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.full(len(rows), self.length)
-
-    def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.ones((len(rows), self.length), bool)

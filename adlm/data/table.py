@@ -37,13 +37,13 @@ class Table(ABC):
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The token ids [N, length] of the rows with these indices."""
 
-    @abstractmethod
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of text tokens [N] in each row, including given ones and without padding."""
+        """The number of text tokens [N] in each row, including given ones and without padding; by default all."""
+        return np.full(len(rows), self.length)
 
-    @abstractmethod
     def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The positions [N, length] that count: False at padding, unless padding is predicted."""
+        return np.arange(self.length) < self.lengths(rows)[:, None]
 
     def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """The given positions [N, length], such as a prompt: seen, never masked, never scored, never padding."""
@@ -69,6 +69,14 @@ class Table(ABC):
         """
         fixed = self.frozen(rows)
         return self.lengths(rows) if fixed is None else self.lengths(rows) - fixed.sum(-1)
+
+
+def document_numbers(tokens: NDArray[np.int64], end_id: int) -> NDArray[np.int64]:
+    """The document [N, length] of its row that each token belongs to: one ends with its end token."""
+    ends = tokens == end_id
+    # At the very beginning of a row it separates nothing: in framed rows it may be the begin token too.
+    ends[:, 0] = False
+    return ends.cumsum(-1) - ends
 
 
 class Prepared(NamedTuple):

@@ -15,8 +15,9 @@ arguments resumes. Under `torchrun` processes share the work and return the same
 one `adlm.distributed.joined()`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from adlm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from adlm.evaluate.anchor_study import anchors
@@ -48,26 +49,20 @@ __all__ = [
     "zero_shot",
 ]
 
-_HOMES = {
-    "Figure": "result",
-    "Judge": "judge",
-    "Result": "result",
-    "anchors": "anchor_study",
-    "compare": "comparison",
-    "decisions": "decision_calibration",
-    "frontier": "sampler_frontier",
-    "generation": "generated_text",
-    "infilling": "hole_filling",
-    "open_judge": "judge",
-    "perplexity": "likelihoods",
-    "read_result": "result",
-    "stories": "story_measures",
-    "zero_shot": "zero_shot_sets",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Fetched when first used, so that comparing stored results does not wait for torch.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+# Fetched when first used, so that comparing stored results does not wait for torch.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "anchor_study": ("anchors",),
+        "comparison": ("compare",),
+        "decision_calibration": ("decisions",),
+        "generated_text": ("generation",),
+        "hole_filling": ("infilling",),
+        "judge": ("Judge", "open_judge"),
+        "likelihoods": ("perplexity",),
+        "result": ("Figure", "Result", "read_result"),
+        "sampler_frontier": ("frontier",),
+        "story_measures": ("stories",),
+        "zero_shot_sets": ("zero_shot",),
+    },
+)

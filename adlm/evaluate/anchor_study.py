@@ -36,7 +36,7 @@ from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.statistics import calibration_error, jackknife, jackknife_ratio
 
 # Okabe and Ito's colors, which differ for every kind of color vision.
-_COLOURS = {"anchor stage": "#E69F00", "denoiser": "#0072B2"}
+_COLORS = {"anchor stage": "#E69F00", "denoiser": "#0072B2"}
 _LINES = {"anchor tokens": "-", "other tokens": "--"}
 
 Figures = Mapping[str, Figure]
@@ -297,7 +297,7 @@ def _panel(panel: Any, figures: Figures, levels: Sequence[float], what: str) -> 
                 list(here),
                 [figure.value for figure in here.values()],
                 yerr=[figure.error or 0.0 for figure in here.values()],
-                color=_COLOURS[stage],
+                color=_COLORS[stage],
                 linestyle=_LINES[kind],
                 marker="o",
                 markersize=4,

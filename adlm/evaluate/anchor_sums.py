@@ -24,7 +24,8 @@ from adlm.diffusion.corruption import CountMasking
 from adlm.errors import ConfigError, DataError, ModelError, OutOfRange
 from adlm.evaluate.anchor_trials import TRIALS, Trials
 from adlm.models.embedding import Head
-from adlm.models.language_model import LanguageModel, sigma_at
+from adlm.models.language_model import LanguageModel
+from adlm.models.layers import sigma_at
 from adlm.models.two_stage import TwoStage, as_two_stage
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS
 from adlm.randomness import Noise
@@ -182,9 +183,9 @@ class AnchorNumbers:
         return self.noise.fork(f"{level:g}")
 
     def _corrupted(self, level: float, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        rates = torch.full((len(batch.tokens),), level, device=batch.tokens.device)
+        levels = torch.full((len(batch.tokens),), level, device=batch.tokens.device)
         mask_id = self.model.vocabulary.mask_id
-        _, x_t, t, masked, *_ = CountMasking().at(rates, batch, mask_id, self._noise(level))
+        _, x_t, t, masked, *_ = CountMasking().at(levels, batch, mask_id, self._noise(level))
         return x_t, masked, t if self.model.time_conditioned else None
 
     def _sampled_stage(self, number: int) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,9 @@ from adlm.data.documents import NoCut
 from adlm.data.files import TextFiles
 from adlm.data.packing import NOTHING, Encoded, Ids, Packing
 from adlm.data.prepare import grouped
+from adlm.data.ragged_rows import RaggedRows
 from adlm.data.source import Piece, Source
-from adlm.data.table import Table
+from adlm.data.table import document_numbers
 from adlm.data.tokenizer import Roles, Tokenizer
 from adlm.errors import DataError, OutOfRange, UnknownName
 from adlm.resumable import checksum
@@ -95,17 +96,15 @@ def spelled(texts: Sequence[str], tokenizer: Tokenizer) -> list[EncodedText]:
 
 
 @dataclass(frozen=True, eq=False)
-class TextRows(Table):
-    """Rows of held-out text: `lengths[i]` tokens of `text` from `starts[i]`, of which the first `given[i]` are context.
+class TextRows(RaggedRows):
+    """Rows of held-out text, of whose tokens the given ones are context.
 
     Args:
         made_of: what the text comes from.
-        text: [n] all tokens, one document or row after the other.
-        starts, row_lengths, given: [rows].
+        text, starts, row_lengths, given_lengths, padding_counts: see `RaggedRows`.
         owners: [rows] the number of the item (document or row) to which each belongs.
         characters, bytes: [rows] of the text at scored positions.
         width: tokens per row, padding included.
-        padding_counts: whether padding is to be predicted.
         end_id: the end token, if documents that share a row do not see each other.
         left_out: tokens at the end of the text that did not fill a row.
         read: documents that were read.
@@ -116,7 +115,7 @@ class TextRows(Table):
     text: NDArray[np.uint32]
     starts: Ids
     row_lengths: Ids
-    given: Ids
+    given_lengths: Ids
     owners: Ids
     characters: Ids
     bytes: Ids
@@ -145,38 +144,15 @@ class TextRows(Table):
         """The number of documents, or of rows."""
         return int(self.owners[-1]) + 1
 
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        out = np.full((len(rows), self.width), self.pad_id, np.int64)
-        text = self._before(self.row_lengths[rows])
-        out[text] = self.text[(self.starts[rows][:, None] + np.arange(self.width))[text]]
-        return out
-
-    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.row_lengths[rows]
-
-    def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return self._before(np.full(len(rows), self.width) if self.padding_counts else self.row_lengths[rows])
-
     def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        return self._before(self.given[rows]) if self.given.any() else None
+        return super().frozen(rows) if self.given_lengths.any() else None
 
     def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        if self.end_id is None:
-            return None
-        # As in prepared shards: an end token at the very beginning of a row separates nothing.
-        ends = tokens == self.end_id
-        ends[:, 0] = False
-        return ends.cumsum(-1) - ends
+        return None if self.end_id is None else document_numbers(tokens, self.end_id)
 
     def by_item(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """The values [rows], summed over the rows of each item: [items]."""
         return np.bincount(self.owners, weights=values, minlength=self.items).astype(np.float64)
-
-    def _before(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.arange(self.width) < positions[:, None]
 
 
 def packed_rows(

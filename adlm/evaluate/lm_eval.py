@@ -17,6 +17,7 @@ from adlm.errors import ConfigError, OutOfRange, optional_module
 from adlm.evaluate.continuations import Continuation, Scorer, joined_tokens, windows
 from adlm.resumable import weights_checksum
 from adlm.samplers.sampler import Sampler
+from adlm.samplers.stopping import cut_at
 from adlm.text_model import load
 
 T = TypeVar("T")
@@ -188,7 +189,7 @@ class HarnessModel(_LM):  # type: ignore[misc] # the harness has no types
         )
         # What the tokenizer does not know of a context is not in the text either.
         begins = [len(tokenizer.decode(ids)) for ids in tokenizer.encode_batch(job.contexts) for _ in range(n)]
-        return [_before(text[begin:], task.until) for text, begin in zip(texts, begins, strict=True)]
+        return [cut_at(text[begin:], task.until)[0] for text, begin in zip(texts, begins, strict=True)]
 
     def _sampler(self, task: "_Writing", *, longer: bool) -> Sampler:
         """From the task's settings and the model's own, which come first."""
@@ -280,11 +281,6 @@ def _last_tokens(text: str, most: int, tokenizer: Tokenizer) -> str:
     while len(tokenizer.encode(text)) > most:
         text = text[max(1, tokenizer.offsets(text)[-most][0]) :]
     return text
-
-
-def _before(text: str, until: Iterable[str]) -> str:
-    """Up to the first of these strings."""
-    return text[: min((position for stop in until if (position := text.find(stop)) >= 0), default=len(text))]
 
 
 def _bar(total: int, title: str, hidden: bool) -> Any:

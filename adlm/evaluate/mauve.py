@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from adlm.errors import ConfigError, ModelError, OutOfRange, optional_module
 from adlm.evaluate.statistics import interval
 
+SEEDS = range(5)
 SCALE = 5.0  # the paper's c
 FEW_TEXTS = 300  # below this the value says little
 LEVEL = 0.95
@@ -53,7 +54,7 @@ def mauve(
     q: NDArray[Any],
     *,
     clusters: int | None = None,
-    seeds: Sequence[int] = range(5),
+    seeds: Sequence[int] = SEEDS,
     scale: float = SCALE,
 ) -> Mauve:
     """MAUVE of features [n, D] of references and [m, D] of texts.
@@ -113,14 +114,14 @@ def frontier_area(p: NDArray[Any], q: NDArray[Any], *, scale: float = SCALE) -> 
     return float(np.diff(x) @ (y[1:] + y[:-1]) / 2)
 
 
-def mauve_protocol(found: Mauve, *, seeds: Sequence[int] = range(5), scale: float = SCALE) -> dict[str, Any]:
+def mauve_protocol(found: Mauve) -> dict[str, Any]:
     """The settings that MAUVE depends on, besides the judge and the number of texts."""
     return {
         "features": "the judge's last hidden state after the last token, scaled to length 1",
         "reduction": f"{found.dimensions} principal components, {_VARIANCE:.0%} of the variance",
         "clusters": f"{found.clusters} by k-means, the best of {_RESTARTS} random starts",
-        "seeds": list(seeds),
-        "scale": scale,
+        "seeds": list(SEEDS),
+        "scale": SCALE,
         "mixtures": _MIXTURES,
         "interval": f"{LEVEL:.0%}, from a bootstrap over texts with the clusters kept, {_RESAMPLES} per clustering",
         "spread over clusterings": found.spread,
@@ -138,12 +139,12 @@ def _reduced(features: Array) -> Array:
     """[n, d]: rows of length 1, in as few principal components as hold `_VARIANCE` of their variance."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     features = features / np.where(lengths > 0, lengths, 1.0)
-    centred = features - features.mean(0)
+    centered = features - features.mean(0)
     # Eigenvectors of the smaller of the two products: texts are often fewer than features.
-    _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+    _, sizes, directions = np.linalg.svd(centered, full_matrices=False)
     fractions = np.cumsum(sizes**2) / max(float((sizes**2).sum()), np.finfo(float).tiny)
     kept = 1 + int(np.searchsorted(fractions, _VARIANCE))
-    found: Array = centred @ directions[: min(kept, len(sizes))].T
+    found: Array = centered @ directions[: min(kept, len(sizes))].T
     return found
 
 

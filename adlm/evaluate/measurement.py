@@ -63,8 +63,16 @@ class Measurement:
     ) -> NDArray[np.float64]:
         """`adlm.resumable.each_of` with this evaluation's processes, partial file and progress."""
         told = self.counts(label)
-        options = {"context": self.context, "partial": self.partial(label), "made_of": made_of, "progress": told}
-        found = each_of(count, compute, width=width, batch=batch, **options)  # type: ignore[arg-type]
+        found = each_of(
+            count,
+            compute,
+            width=width,
+            batch=batch,
+            context=self.context,
+            partial=self.partial(label),
+            made_of=made_of,
+            progress=told,
+        )
         if told is not None:
             told(count, count)  # also if all was found in the partial file
         return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import DataError
+from adlm.files import write_atomically
 
 SCHEMA = "adlm.result.v1"
 
@@ -74,15 +75,13 @@ class Result:
     def save(self, path: Path) -> None:
         """Write the result as JSON. An interrupted save leaves the old file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps({"schema": SCHEMA, **_finite(asdict(self))}, indent=1) + "\n")
-        new.replace(path)
+        write_atomically(path, json.dumps({"schema": SCHEMA, **_finite(asdict(self))}, indent=1) + "\n")
 
 
 def read_result(path: str | Path) -> Result:
     """Read a result that `Result.save` wrote."""
     path = Path(path)
-    asked, fix = f"cannot read the result {path}", "name a file that `adlm evaluate` wrote"
+    asked = f"cannot read the result {path}"
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -130,8 +129,8 @@ def _digits(value: float, error: float | None) -> str:
     """As many digits as the error justifies."""
     if error is None or not math.isfinite(error) or error <= 0 or not math.isfinite(value):
         return f"{value:.4g}"
-    places = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{places}f} ± {error:.{places}f}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def _finite(value: Any) -> Any:

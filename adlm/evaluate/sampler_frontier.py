@@ -17,7 +17,7 @@ from adlm.evaluate.result import Figure, Result
 from adlm.evaluate.text_figures import figures
 
 # Okabe and Ito's colors, which differ for every kind of color vision.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
+_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 _GREY = "#555555"
 _MARKS = "osD^vP*"
 _PANELS = {
@@ -181,7 +181,7 @@ def _draw(panel: Any, name: str, points: Sequence[FrontierPoint], data: Figure |
         there = [point for point in points if point.sampler == sampler and name in point.figures]
         x, y = (_values(there, each) for each in ("tokens_per_second", name))
         errors = _errors([point.figures[name] for point in there])
-        style = {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKS[number % len(_MARKS)], "capsize": 3}
+        style = {"color": _COLORS[number % len(_COLORS)], "marker": _MARKS[number % len(_MARKS)], "capsize": 3}
         panel.errorbar(x, y, errors, label=sampler, **style)
         for point, a, b in zip(there, x, y, strict=True):
             if point.steps is not None:

@@ -100,10 +100,10 @@ def copies(rows: Sequence[Ids], training: Iterable[Sequence[Ids]], *, n: int = C
     return Copies(fraction, longest)
 
 
-def copy_figures(found: Copies, n: int = COPY) -> dict[str, Figure]:
+def copy_figures(found: Copies) -> dict[str, Figure]:
     """The figures of copies, over texts."""
     return {
-        f"copied_{n}": mean_figure(found.fraction[~np.isnan(found.fraction)], f"fraction of {n}-grams"),
+        f"copied_{COPY}": mean_figure(found.fraction[~np.isnan(found.fraction)], f"fraction of {COPY}-grams"),
         "longest_copy": mean_figure(found.longest.astype(np.float64), "tokens"),
         "longest_copy_of_all": Figure(float(found.longest.max()), kind="exact", unit="tokens"),
     }

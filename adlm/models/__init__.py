@@ -1,7 +1,8 @@
 """Networks: configurations, the models built from them, their costs, and saved models."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from adlm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from adlm.models.cache import Cache
@@ -42,35 +43,20 @@ __all__ = [
     "training_work",
 ]
 
-_HOMES = {
-    "Attention": "adlm.models.stack",
-    "Cache": "adlm.models.cache",
-    "Continued": "adlm.models.hand_over",
-    "HandOver": "adlm.models.hand_over",
-    "Hidden": "adlm.models.hand_over",
-    "LanguageModel": "adlm.models.language_model",
-    "Logits": "adlm.models.hand_over",
-    "ModelConfig": "adlm.models.io",
-    "NetworkConfig": "adlm.models.network",
-    "OneStageConfig": "adlm.models.one_stage",
-    "Probabilities": "adlm.models.hand_over",
-    "SIZES": "adlm.models.sizes",
-    "StackConfig": "adlm.models.stack",
-    "TransformersCausalConfig": "adlm.models.transformers_causal",
-    "TwoStageConfig": "adlm.models.two_stage",
-    "Vocabulary": "adlm.models.network",
-    "activation_bytes": "adlm.models.costs",
-    "count_parameters": "adlm.models.costs",
-    "forward_work": "adlm.models.costs",
-    "load_model": "adlm.models.io",
-    "published": "adlm.models.sizes",
-    "save_model": "adlm.models.io",
-    "training_work": "adlm.models.costs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Fetched when first used, so that looking at a configuration does not import every network.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+# Fetched when first used, so that looking at a configuration does not import every network.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "cache": ("Cache",),
+        "costs": ("activation_bytes", "count_parameters", "forward_work", "training_work"),
+        "hand_over": ("Continued", "HandOver", "Hidden", "Logits", "Probabilities"),
+        "io": ("ModelConfig", "load_model", "save_model"),
+        "language_model": ("LanguageModel",),
+        "network": ("NetworkConfig", "Vocabulary"),
+        "one_stage": ("OneStageConfig",),
+        "sizes": ("SIZES", "published"),
+        "stack": ("Attention", "StackConfig"),
+        "transformers_causal": ("TransformersCausalConfig",),
+        "two_stage": ("TwoStageConfig",),
+    },
+)

@@ -328,11 +328,11 @@ class Block(Deriving):
         simple = self.query_norm is None and 2 * layout.cos.shape[-1] == self.head_width
         if simple and by_hand(h) and isinstance(self.qkv, nn.Linear):
             weight = self.qkv.weight if weight is None else weight
-            return paired_queries_keys_values(h, weight, self.qkv.bias, layout, counts, normalise=self.query_key_norm)
+            return paired_queries_keys_values(h, weight, self.qkv.bias, layout, counts, normalize=self.query_key_norm)
         products = self._mapped("qkv", self.qkv, h, weight)
         if simple:
             products = products.unflatten(-1, (-1, self.head_width))
-            return queries_keys_values(products, layout, counts, normalise=self.query_key_norm)
+            return queries_keys_values(products, layout, counts, normalize=self.query_key_norm)
         q, k, v = self._split(products, layout, self.heads)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 

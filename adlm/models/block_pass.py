@@ -101,11 +101,11 @@ class CurrentBlock:
             ends = columns[:, n:] + 1 if self.shifted else (columns[:, n:] // self.length + 1) * self.length
             of_clean = (numbers >= ends)[:, None]
         size = stack.config.convolution
-        neighbours = self._neighbours(*reach(size, shifted=self.shifted)) if size else None
-        clean = CleanSites(n, of_clean, neighbours, self._left_to_right)
+        neighbors = self._neighbors(*reach(size, shifted=self.shifted)) if size else None
+        clean = CleanSites(n, of_clean, neighbors, self._left_to_right)
         return stack.layout_at(self.positions, None if hidden is None else hidden[:, None], clean, self.shifted)
 
-    def _neighbours(self, before: int, after: int) -> Tensor:
+    def _neighbors(self, before: int, after: int) -> Tensor:
         """[R|1, size, S] slots."""
         offset = torch.arange(-before, after + 1, device=self.columns.device)[:, None]
         slot = self.columns[:, None] + offset

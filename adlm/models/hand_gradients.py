@@ -117,7 +117,7 @@ class Heads(torch.autograd.Function):
     """Queries, keys and values [B, H, L, D/H] from their products [B, L, heads of all, D/H] side by side.
 
     The two channels of a rotated pair are neighbors here, so that a rotation is one product of complex numbers; scores
-    do not depend on the order of channels. Queries and keys are normalized to a root mean square of 1 if `normalise`.
+    do not depend on the order of channels. Queries and keys are normalized to a root mean square of 1 if `normalize`.
     With y = r x, r = 1 / rms(x), the gradient of x is r (g - y mean(g y)); a rotation changes neither r nor that mean.
 
     Args:
@@ -127,7 +127,7 @@ class Heads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, turns: Tensor, counts: tuple[int, int, int], normalise: bool
+        ctx: Any, x: Tensor, turns: Tensor, counts: tuple[int, int, int], normalize: bool
     ) -> tuple[Tensor, ...]:
         rows, length, _, width = x.shape
         turning = counts[0] + counts[1]
@@ -137,7 +137,7 @@ class Heads(torch.autograd.Function):
             turns = turns.expand(-1, turning, -1).contiguous()
         turned = torch.view_as_real(_pairs(wide) * turns).flatten(-2)
         scale = None
-        if normalise:
+        if normalize:
             square = torch.linalg.vector_norm(turned, dim=-1, keepdim=True).square_()
             scale = square.div_(width).add_(torch.finfo(x.dtype).eps).rsqrt_()
             turned.mul_(scale)
@@ -145,7 +145,7 @@ class Heads(torch.autograd.Function):
         for target, source in zip(out, (*turned.split(counts[:2], 2), x[:, :, turning:]), strict=True):
             target.transpose(1, 2).copy_(source)
         ctx.counts = counts
-        ctx.save_for_backward(turns, turned if normalise else None, scale)
+        ctx.save_for_backward(turns, turned if normalize else None, scale)
         return out
 
     @staticmethod

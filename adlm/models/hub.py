@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from adlm.errors import AdlmError, ModelError
+from adlm.errors import AdlmError, ModelError, first_line
 from adlm.models.card import CARD, may_replace
 from adlm.models.io import FILES, OPTIONAL_FILES, read_config
 from adlm.models.transformers_files import GENERATION_CONFIG, REMOTE_CODE, TOKENIZER_CONFIG
@@ -78,7 +78,7 @@ def find_transformers_model(name: str, *, asked: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
 
 
-def push_folder(folder: str | Path, name: str, *, private: bool | None = None, token: str | bool | None = None) -> str:
+def push_folder(folder: str | Path, name: str, *, private: bool | None = None) -> str:
     """Upload the model in a folder, or `box`, as it is; returns the address of the commit.
 
     Its card goes with it, with the training data and the figures that it states, unless one on the Hub was edited.
@@ -90,20 +90,14 @@ def push_folder(folder: str | Path, name: str, *, private: bool | None = None, t
         if not (folder / file).is_file():
             raise ModelError(f"{asked}: it has no {file}", subject=file)
     with explained(asked, subject=name):
-        api = HfApi(token=token)
+        api = HfApi()
         name = api.create_repo(name, private=private, exist_ok=True).repo_id
-        files = [
-            *FILES,
-            *OPTIONAL_FILES,
-            TOKENIZER_CONFIG,
-            GENERATION_CONFIG,
-            REMOTE_CODE,
-        ]  # the last ones if they are there
-        files += [] if has_edited_card(name, revision=None, token=token) else [CARD]
+        files = [*FILES, *OPTIONAL_FILES, TOKENIZER_CONFIG, GENERATION_CONFIG, REMOTE_CODE]  # all but FILES if there
+        files += [] if has_edited_card(name) else [CARD]
         return api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=files).commit_url
 
 
-def has_edited_card(name: str, *, revision: str | None, token: str | bool | None) -> bool:
+def has_edited_card(name: str, *, revision: str | None = None, token: str | bool | None = None) -> bool:
     """Whether the repository has a card that was written or edited by hand."""
     try:
         return not may_replace(Path(hf_hub_download(name, CARD, revision=revision, token=token)))
@@ -125,30 +119,26 @@ def explained(asked: str, *, subject: str) -> Iterator[None]:
         raise
     except GatedRepoError as error:
         fix = "ask for access on its page on the Hub, then log in by `hf auth login`"
-        raise refused(f"the model is gated: {_first_line(error)}", fix) from error
+        raise refused(f"the model is gated: {first_line(error)}", fix) from error
     except RepositoryNotFoundError as error:
         raise refused("no such model on the Hub", f"check owner/name; {login}") from error
     except RevisionNotFoundError as error:
         fix = "name a branch, a tag or a commit of it"
         raise refused("the model has no such revision", fix, "revision") from error
     except OfflineModeIsEnabled as error:
-        raise refused(f"the Hub cannot be asked: {_first_line(error)}", "unset HF_HUB_OFFLINE") from error
+        raise refused(f"the Hub cannot be asked: {first_line(error)}", "unset HF_HUB_OFFLINE") from error
     except LocalEntryNotFoundError as error:
         # The library also says so if it was told to look nowhere else.
-        found = f"the Hub cannot be reached, and the model is not in the cache: {_first_line(error.__cause__ or error)}"
+        found = f"the Hub cannot be reached, and the model is not in the cache: {first_line(error.__cause__ or error)}"
         raise refused(found, "check the network and HF_HUB_OFFLINE, or name a folder") from error
     except EntryNotFoundError as error:
         found = f"the repository has no {FILES[0]}: it is not a model of this package"
         fix = "check owner/name; `adlm convert` makes models of official checkpoints"
         raise refused(found, fix, FILES[0]) from error
     except HFValidationError as error:
-        raise refused(_first_line(error), "give owner/name") from error
+        raise refused(first_line(error), "give owner/name") from error
     except HfHubHTTPError as error:
-        raise refused(f"the Hub refused: {_first_line(error)}", f"check the account; {login}") from error
+        raise refused(f"the Hub refused: {first_line(error)}", f"check the account; {login}") from error
     except Exception as error:  # httpx or requests, by the version of huggingface_hub, without a root in common
-        found = f"the Hub gave {type(error).__name__}: {_first_line(error)}"
+        found = f"the Hub gave {type(error).__name__}: {first_line(error)}"
         raise refused(found, "check the network, or name a folder") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

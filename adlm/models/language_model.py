@@ -428,8 +428,3 @@ def resized(model: LanguageModel, size: int) -> LanguageModel:
         seen.config = stack
         other._modules[name] = seen
     return other
-
-
-def sigma_at(t: Tensor | None, eps: float = 1e-3) -> Tensor | None:
-    """The noise sigma = -log alpha_t of the log-linear schedule, on which time-conditioned networks are conditioned."""
-    return None if t is None else -torch.log1p(-(1 - eps) * t)

@@ -64,7 +64,7 @@ class CleanSites(NamedTuple):
 
     first: int
     hidden: Tensor | None
-    neighbours: Tensor | None
+    neighbors: Tensor | None
     left_to_right: bool = False
 
 
@@ -117,23 +117,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def queries_keys_values(
-    x: Tensor, layout: Layout, counts: tuple[int, int, int], *, normalise: bool
+    x: Tensor, layout: Layout, counts: tuple[int, int, int], *, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v [B, H, L, D/H] from their products [B, L, heads of all three, D/H]; q and k are rotated.
 
     Args:
         counts: heads of queries, keys and values.
-        normalise: queries and keys, before they are rotated.
+        normalize: queries and keys, before they are rotated.
     """
     both, v = x.split([counts[0] + counts[1], counts[2]], 2)
-    if normalise:
+    if normalize:
         both = F.rms_norm(both, both.shape[-1:])
     q, k = rotate(both, layout.cos.squeeze(-2), layout.sin.squeeze(-2)).split(counts[:2], 2)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def paired_queries_keys_values(
-    x: Tensor, weight: Tensor, bias: Tensor | None, layout: Layout, counts: tuple[int, int, int], *, normalise: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, layout: Layout, counts: tuple[int, int, int], *, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`queries_keys_values` of x W^T + b, by hand. q and k have their channels in another order, the same for both."""
     width = 2 * layout.cos.shape[-1]
@@ -146,7 +146,7 @@ def paired_queries_keys_values(
 
     products = F.linear(x, paired(weight), None if bias is None else paired(bias)).unflatten(-1, (-1, width))
     turns = torch.complex(layout.cos, layout.sin).squeeze(-2)
-    heads: tuple[Tensor, Tensor, Tensor] = Heads.apply(products, turns, counts, normalise)
+    heads: tuple[Tensor, Tensor, Tensor] = Heads.apply(products, turns, counts, normalize)
     return heads
 
 
@@ -230,9 +230,9 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, memory: BlockCache | SlotMemory | None = None) -> Tensor:
         if layout.clean is not None:
-            assert layout.clean.neighbours is not None
+            assert layout.clean.neighbors is not None
             assert not isinstance(memory, BlockCache)
-            return self._gathered(x, x if memory is None else memory.place_inputs(x), layout.clean.neighbours)
+            return self._gathered(x, x if memory is None else memory.place_inputs(x), layout.clean.neighbors)
         size, length, segments = len(self.weight), x.shape[1], layout.segments
         sides = reach(size, shifted=layout.shifted)
         before = sides[0]
@@ -249,19 +249,19 @@ class ShortConvolution(nn.Module):
         start = 0 if segments is None else segments.shape[1] - length  # of x, if rows are read in parts
         out = x
         for k in range(size):
-            neighbour = padded[:, k : k + length]
+            neighbor = padded[:, k : k + length]
             if segments is not None and k != before:
                 there = F.pad(segments, sides, value=-2)[:, start + k : start + k + length]
                 same = there == segments[:, start:]
-                neighbour = neighbour * same[..., None]
-            out = out + neighbour * weight[k]
+                neighbor = neighbor * same[..., None]
+            out = out + neighbor * weight[k]
         return out
 
-    def _gathered(self, x: Tensor, read: Tensor, neighbours: Tensor) -> Tensor:
+    def _gathered(self, x: Tensor, read: Tensor, neighbors: Tensor) -> Tensor:
         """Of x [B, S, D], with the entries [B|1, size, S] of `read` [B, K, D] that stand around each; -1 is zero."""
         rows, entries = len(x), read.shape[1]
         first = torch.arange(rows, device=x.device)[:, None, None] * entries
-        index = torch.where(neighbours < 0, rows * entries, neighbours + first).transpose(0, 1).flatten(1)
+        index = torch.where(neighbors < 0, rows * entries, neighbors + first).transpose(0, 1).flatten(1)
         if read is x and by_hand(x):
             out: Tensor = GatheredConvolution.apply(x, self.weight, index)
             return out
@@ -277,6 +277,11 @@ def reach(size: int, *, shifted: bool) -> tuple[int, int]:
     """How far a convolution of this size reaches to the left and to the right."""
     before = size - 1 if shifted else size // 2
     return before, size - 1 - before
+
+
+def sigma_at(t: Tensor | None) -> Tensor | None:
+    """The noise sigma = -log alpha_t of the log-linear schedule, on which time-conditioned networks are conditioned."""
+    return None if t is None else -torch.log1p(-(1 - 1e-3) * t)
 
 
 class TimeEmbedding(nn.Module):

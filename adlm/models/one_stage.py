@@ -11,8 +11,8 @@ from torch import Tensor
 from adlm.models.block_pass import BlockSites
 from adlm.models.cache import Cache
 from adlm.models.embedding import Embedding, Head
-from adlm.models.language_model import LanguageModel, sigma_at
-from adlm.models.layers import shift_right
+from adlm.models.language_model import LanguageModel
+from adlm.models.layers import shift_right, sigma_at
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.types import Features

@@ -249,7 +249,7 @@ class Stack(Deriving):
                 x = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x = block(*arguments)
-        return x, self._normalised(x, condition, outputs)
+        return x, self._normalized(x, condition, outputs)
 
     def layout_at(self, positions: Tensor, hidden: Tensor | None, clean: CleanSites, shifted: bool) -> Layout:
         """The layout of sites at these positions [B|1, S]."""
@@ -283,7 +283,7 @@ class Stack(Deriving):
         hidden = apart if hidden is None else apart | hidden
         return Layout(cos, sin, segments, hidden, shifted=self.config.causal, adapted=adapted)
 
-    def _normalised(self, x: Tensor, condition: Tensor | None, outputs: Outputs | None) -> Tensor:
+    def _normalized(self, x: Tensor, condition: Tensor | None, outputs: Outputs | None) -> Tensor:
         if self.modulation is None:
             return self.norm(x)
         if self.config.timed:

@@ -52,8 +52,8 @@ class TwoCopies(NamedTuple):
     def layout(self, stack: "Stack") -> Layout:
         """The positions of the sites and what they see in this stack."""
         size = stack.config.convolution
-        neighbours = self.neighbours(*reach(size, shifted=self.shifted)) if size else None
-        clean = CleanSites(self.noisy, self.hidden_from_clean(), neighbours)
+        neighbors = self.neighbors(*reach(size, shifted=self.shifted)) if size else None
+        clean = CleanSites(self.noisy, self.hidden_from_clean(), neighbors)
         return stack.layout_at(self.positions, self.hidden_from_noisy(causal=stack.config.causal), clean, self.shifted)
 
     def blind_inputs(self, mask_id: int) -> Tensor:
@@ -87,7 +87,7 @@ class TwoCopies(NamedTuple):
         seen = order[:, None, n:] <= order[:, n:, None]
         return ~self._same_document(seen, slice(n, None))[:, None]
 
-    def neighbours(self, before: int, after: int) -> Tensor:
+    def neighbors(self, before: int, after: int) -> Tensor:
         """The sites around each site that it may read, [B|1, before + 1 + after, S]; -1 for none.
 
         Where the block of a noisy site begins, the clean copy comes before it, exactly as in decoding.

@@ -14,8 +14,8 @@ from adlm.models.block_pass import BlockSites, CurrentBlock
 from adlm.models.cache import Cache
 from adlm.models.embedding import Embedding, Head, widened
 from adlm.models.hand_over import AnchorState, HandOver, Hidden, Logits
-from adlm.models.language_model import BlockFeatures, LanguageModel, sigma_at
-from adlm.models.layers import shift_right
+from adlm.models.language_model import BlockFeatures, LanguageModel
+from adlm.models.layers import shift_right, sigma_at
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import Attention, StackConfig

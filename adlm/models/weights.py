@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from adlm.errors import AdlmError, MissingExtra, ModelError
+from adlm.errors import AdlmError, MissingExtra, ModelError, first_line
 
 M = TypeVar("M", bound=nn.Module)
 # What is read into the network's own type, float32 by default. Whole numbers and 8-bit floats need a scale that
@@ -113,7 +113,7 @@ def _built(build: Callable[[], M], stored: Mapping[str, StoredShape], asked: str
     except MissingExtra:
         raise
     except (AdlmError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        found = f"the config describes a network that cannot be built: {_first_line(error)}"
+        found = f"the config describes a network that cannot be built: {first_line(error)}"
         raise ModelError(f"{asked}: {found}", subject="config") from error
     prefix = _prefix(model, stored)
     bare = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
@@ -202,7 +202,7 @@ def _why_unreadable(path: Path, error: Exception) -> tuple[str, str]:
             return f"{path.name} is a pointer of Git LFS, not the file itself", "fetch it with `git lfs pull`"
         elif head.lstrip().startswith(b"<"):
             return f"{path.name} is a web page", "download the file itself"
-    return f"{path.name} is not a safetensors file: {_first_line(error)}", _DAMAGED
+    return f"{path.name} is not a safetensors file: {first_line(error)}", _DAMAGED
 
 
 def _data_size(header: bytes) -> int:
@@ -212,10 +212,6 @@ def _data_size(header: bytes) -> int:
         return max((int(e["data_offsets"][1]) for name, e in entries.items() if name != "__metadata__"), default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return 0
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:

@@ -23,7 +23,7 @@ from adlm.objectives.objective import CrossEntropy, Objective
 from adlm.objectives.order_likelihood import ORDERS, OrderLikelihood
 from adlm.objectives.score_entropy import ScoreEntropy
 from adlm.randomness import Noise
-from adlm.resumable import CountCallback, each_of
+from adlm.resumable import each_of
 from adlm.types import Estimate
 
 # Estimators of the masked diffusion bound. All are unbiased (importance: except for times below 1e-4); the first has
@@ -70,7 +70,6 @@ def table_perplexity(
     batch: int = 64,
     seed: int = 0,
     context: DistributedContext | None = None,
-    progress: CountCallback | None = None,
 ) -> Perplexity:
     """The perplexity of the first `num_rows` rows of a table. Its error is over rows: it covers masks and text.
 
@@ -85,7 +84,7 @@ def table_perplexity(
     context = context or DistributedContext(device=next(model.parameters(), torch.zeros(0)).device)
     count = min(num_rows or len(table), len(table))
     score = row_scorer(model, table, objective, draws, seed, context.device)
-    each = each_of(count, score, width=1, batch=batch, context=context, progress=progress)[:, 0]
+    each = each_of(count, score, width=1, batch=batch, context=context)[:, 0]
     row = mean_of(torch.from_numpy(each), draws_of(objective, draws))
     tokens = int(table.scored_lengths(np.arange(count)).sum()) / count
     return Perplexity(row, Estimate(row.mean / tokens, row.error / tokens, row.draws))

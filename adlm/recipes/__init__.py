@@ -1,7 +1,8 @@
 """Named runs: `recipe(name)`, `recipes()`, and the baselines that match them."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from adlm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from adlm.recipes.matched import MATCHED_BASELINES, matched_baseline, mismatch, same_cost, same_parameters
@@ -18,20 +19,11 @@ __all__ = [
     "same_parameters",
 ]
 
-_HOMES = {
-    "FAMILIES": "adlm.recipes.named",
-    "MATCHED_BASELINES": "adlm.recipes.matched",
-    "matched_baseline": "adlm.recipes.matched",
-    "mismatch": "adlm.recipes.matched",
-    "recipe": "adlm.recipes.named",
-    "recipes": "adlm.recipes.named",
-    "same_cost": "adlm.recipes.matched",
-    "same_parameters": "adlm.recipes.matched",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Fetched when first used, since `adlm --help` asks for names only.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+# Fetched when first used, since `adlm --help` asks for names only.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "matched": ("MATCHED_BASELINES", "matched_baseline", "mismatch", "same_cost", "same_parameters"),
+        "named": ("FAMILIES", "recipe", "recipes"),
+    },
+)

@@ -14,8 +14,9 @@ from adlm.models.costs import count_parameters, training_work
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo, Nelbo
 from adlm.objectives.objective import CrossEntropy
-from adlm.train.plan import block_sizes, fractions, known_vocabulary, row_length, summary
+from adlm.train.plan import summary
 from adlm.train.run import Run
+from adlm.train.workload import block_sizes, fractions, known_vocabulary, row_length
 
 # Depth is a whole number. If depth alone leaves a larger relative difference than this, the width changes too.
 TOLERANCE = 0.02

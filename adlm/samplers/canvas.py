@@ -1,6 +1,6 @@
 """What a sampler starts from: tokens with blanks, and the positions that must not change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,3 +52,12 @@ class Canvas:
         return replace(
             self, tokens=self.tokens.to(device), frozen=self.frozen.to(device), sample_ids=self.sample_ids.to(device)
         )
+
+    def split(self, size: int) -> "Iterator[Canvas]":
+        """Parts of at most this many rows, in order."""
+        for start in range(0, len(self.sample_ids), size):
+            rows = slice(start, start + size)
+            held = [
+                replace(each, row=each.row - start) for each in self.constraints if start <= each.row < start + size
+            ]
+            yield Canvas(self.tokens[rows], self.frozen[rows], self.sample_ids[rows], tuple(held))

@@ -15,10 +15,10 @@ from torch import Tensor
 from adlm.errors import ConfigError, OutOfRange
 from adlm.samplers.block_reader import BlockReader
 from adlm.samplers.draw import inverse_cdf
-from adlm.samplers.filters import Sites, check_drawable, check_finite
+from adlm.samplers.filters import Sites
 from adlm.samplers.network import Network
 from adlm.samplers.sampler import Needs, Sampler
-from adlm.samplers.state import Prediction, SamplerState, slice_size
+from adlm.samplers.state import Prediction, SamplerState, filtered, slice_size
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class DraftAndVerify(Sampler):
 
     One pass reads the block with its blanks and drafts x_l ~ q_l at all of them. A second one reads it from left to
     right, which gives p_l: x_l is kept with probability min(1, p_l(x_l) / q_l(x_l)); the first that is not is drawn
-    anew from (p_l - q_l)+, normalized, and what follows it is blank again (arXiv 2211.17192). So texts follow the law
-    of the left-to-right reading, filters included. A shifted model reads finished tokens causally, whatever block they
-    were written in: so both readings share one cache, and the next draft begins at the first blank, wherever that is.
+    anew from (p_l - q_l)+, normalized, and what follows it is blank again (arXiv 2211.17192). So texts follow the
+    distribution of the left-to-right reading, filters included. A shifted model reads finished tokens causally,
+    whatever block they were written in: so both readings share one cache, and the next draft begins at the first blank,
+    wherever that is.
 
     Args:
         block_size: tokens per draft, at most; by default the model's own.
@@ -87,12 +88,12 @@ class DraftAndVerify(Sampler):
     def _draft(self, state: SamplerState, final: Tensor, where: Tensor, attempts: NDArray[np.int64]) -> "_Draft":
         """Draw at every blank of the blocks independently."""
         u = state.uniform("draft", attempts)[where]
-        laws = _Laws(state, final, where)
-        tokens, log_probability = torch.empty_like(laws.row), torch.empty_like(u)
-        for part, law in laws:
-            tokens[part] = inverse_cdf(law.logits, u[part])
-            log_probability[part] = law.log_probability(tokens[part]).to(u.dtype)
-        return _Draft(laws, tokens, log_probability)
+        distributions = _Distributions(state, final, where)
+        tokens, log_probability = torch.empty_like(distributions.row), torch.empty_like(u)
+        for part, distribution in distributions:
+            tokens[part] = inverse_cdf(distribution.logits, u[part])
+            log_probability[part] = distribution.log_probability(tokens[part]).to(u.dtype)
+        return _Draft(distributions, tokens, log_probability)
 
     def _verify(
         self, state: SamplerState, final: Tensor, where: Tensor, draft: "_Draft", attempts: NDArray[np.int64]
@@ -103,22 +104,22 @@ class DraftAndVerify(Sampler):
         """
         u = state.uniform("accept", attempts)[where]
         log_p = torch.empty_like(draft.log_probability)
-        laws = _Laws(state, final, where)
-        for part, law in laws:
-            log_p[part] = law.log_probability(draft.tokens[part]).to(log_p.dtype)
-            law.report(state, draft.tokens[part])
+        distributions = _Distributions(state, final, where)
+        for part, distribution in distributions:
+            log_p[part] = distribution.log_probability(draft.tokens[part]).to(log_p.dtype)
+            distribution.report(state, draft.tokens[part])
         rejected = torch.zeros_like(where)
-        rejected[laws.row, laws.position] = u.log() > log_p - draft.log_probability
+        rejected[distributions.row, distributions.position] = u.log() > log_p - draft.log_probability
         counted = rejected.long().cumsum(-1)
         first = rejected & (counted == 1)
         behind = (counted > 0) & ~first & where
-        state.confidence[laws.row, laws.position] = log_p.exp().to(state.confidence.dtype)
+        state.confidence[distributions.row, distributions.position] = log_p.exp().to(state.confidence.dtype)
         if bool(first.any()):
             again = first[where].nonzero()[:, 0]
             v = state.uniform("again", attempts)[first]
             tokens = torch.empty_like(again)
-            for part in torch.arange(len(again), device=again.device).split(laws.slice):
-                p, q = laws.at(again[part]), draft.laws.at(again[part])
+            for part in torch.arange(len(again), device=again.device).split(distributions.slice):
+                p, q = distributions.at(again[part]), draft.distributions.at(again[part])
                 tokens[part] = inverse_cdf(p.above(q).logits, v[part])
                 p.report(state, tokens[part])
             state.tokens[first] = tokens
@@ -126,11 +127,11 @@ class DraftAndVerify(Sampler):
         return where & ~behind, first
 
 
-class _Laws:
+class _Distributions:
     """What is drawn at the N positions `where` [B, L], from features [N, D], as filters leave it from left to right.
 
-    Iterating gives slices of the positions and their laws. If there is but one slice its law is kept; otherwise laws
-    are computed again where they are asked for, from the tokens as they were.
+    Iterating gives slices of the positions and their distributions. A single slice is kept; several are computed again
+    where they are asked for, from the tokens as they were.
     """
 
     def __init__(self, state: SamplerState, final: Tensor, where: Tensor) -> None:
@@ -138,45 +139,43 @@ class _Laws:
         self.row, self.position = where.nonzero(as_tuple=True)
         self.slice = slice_size(state.network.vocabulary.size)
         self._tokens = state.tokens.clone()
-        self._kept: _Law | None = None
+        self._kept: _Distribution | None = None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, "_Law"]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, "_Distribution"]]:
         parts = torch.arange(len(self.row), device=self.row.device).split(self.slice)
         if len(parts) == 1:
-            self._kept = self._law(parts[0], self.final)
+            self._kept = self._distribution(parts[0], self.final)
             yield parts[0], self._kept
             return
         for part in parts:
-            yield part, self._law(part, self.final[part])
+            yield part, self._distribution(part, self.final[part])
 
-    def at(self, index: Tensor) -> "_Law":
-        """The law at some of the positions, by their numbers [n]."""
-        return self._law(index, self.final[index]) if self._kept is None else self._kept.at(index)
+    def at(self, index: Tensor) -> "_Distribution":
+        """The distribution at some of the positions, by their numbers [n]."""
+        return self._distribution(index, self.final[index]) if self._kept is None else self._kept.at(index)
 
-    def _law(self, index: Tensor, final: Tensor) -> "_Law":
+    def _distribution(self, index: Tensor, final: Tensor) -> "_Distribution":
         state, row, position = self.state, self.row[index], self.position[index]
         mask_id = state.network.vocabulary.mask_id
-        raw = logits = state.network.logits(final)
+        raw = state.network.logits(final)
         # Filters see what is left of a position, as if the rest were not written yet.
         seen, columns = self._tokens[row], torch.arange(self._tokens.shape[1], device=row.device)
         seen = seen.masked_fill(state.open[row] & (columns >= position[:, None]), mask_id)
         sites = Sites(seen, torch.arange(len(row), device=row.device), position)
-        check_finite(raw, sites)
-        for each in state.filters:
-            logits = each(logits, sites)
-        check_drawable(logits, sites, state.filters, mask_id, changed=logits is not raw)
-        return _Law(Sites(state.tokens, row, position), raw, logits)
+        return _Distribution(
+            Sites(state.tokens, row, position), raw, filtered(raw, sites, state.filters, mask_id=mask_id)
+        )
 
 
 class _Draft(NamedTuple):
-    """The laws that tokens [N] were drawn from, and the log-probability [N] of each."""
+    """The distributions that tokens [N] were drawn from, and the log-probability [N] of each."""
 
-    laws: _Laws
+    distributions: _Distributions
     tokens: Tensor
     log_probability: Tensor
 
 
-class _Law(NamedTuple):
+class _Distribution(NamedTuple):
     """Where tokens are drawn, and the logits [n, V] before and after the filters."""
 
     sites: Sites
@@ -188,17 +187,17 @@ class _Law(NamedTuple):
         return self.logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
     def report(self, state: SamplerState, tokens: Tensor) -> None:
-        """Tell the law of tokens [n]: that of the text, whichever way they were drawn."""
+        """Tell the distribution of tokens [n]: that of the text, whichever way they were drawn."""
         if state.on_draw is not None:
             state.on_draw(self.sites, Prediction(self.raw, self.logits, tokens, self.log_probability(tokens).exp()))
 
-    def at(self, index: Tensor) -> "_Law":
+    def at(self, index: Tensor) -> "_Distribution":
         """At some of the sites, by their numbers."""
         tokens, row, position = self.sites
-        return _Law(Sites(tokens, row[index], position[index]), self.raw[index], self.logits[index])
+        return _Distribution(Sites(tokens, row[index], position[index]), self.raw[index], self.logits[index])
 
-    def above(self, other: "_Law") -> "_Law":
+    def above(self, other: "_Distribution") -> "_Distribution":
         """(p - q)+, normalized; p where rounding leaves nothing of it."""
-        p, q = (law.logits.double().softmax(-1) for law in (self, other))
+        p, q = (distribution.logits.double().softmax(-1) for distribution in (self, other))
         excess = (p - q).clamp_min(0)
         return self._replace(logits=torch.where(excess.sum(-1, keepdim=True) > 0, excess, p).log())

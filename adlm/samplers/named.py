@@ -13,10 +13,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from adlm import registry
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.language_model import LanguageModel
-from adlm.samplers.ancestral import Ancestral
 from adlm.samplers.blocks import Blocks
 from adlm.samplers.filters import Filter, TopP
-from adlm.samplers.left_to_right import LeftToRight
 from adlm.samplers.sampler import Needs, Sampler, Unmasking
 
 _SAME = {
@@ -132,11 +130,6 @@ def option_types() -> dict[str, type]:
     for sampler in named_samplers().values():
         found |= {name: option.type for name, option in sampler.options.items()}
     return found
-
-
-def default_sampler(model: LanguageModel) -> Sampler:
-    """The plain sampler of a model's kind."""
-    return LeftToRight() if model.causal else Ancestral()
 
 
 def sampler_for(model: LanguageModel, sampler: Sampler | str | None, options: Mapping[str, object]) -> Sampler:

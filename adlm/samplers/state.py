@@ -108,6 +108,23 @@ def confidence(prediction: Prediction) -> Tensor:
     return prediction.confidence
 
 
+def filtered(
+    raw: Tensor,
+    sites: Sites,
+    filters: tuple[Filter, ...],
+    constraints: tuple[Constraint, ...] = (),
+    *,
+    mask_id: int,
+) -> Tensor:
+    """Logits [N, V] after constraints and filters; `raw` itself if nothing changes them."""
+    check_finite(raw, sites)
+    logits = hold(raw, sites, constraints) if constraints else raw
+    for each in filters:
+        logits = each(logits, sites)
+    check_drawable(logits, sites, filters, mask_id, changed=logits is not raw)
+    return logits
+
+
 def predicted(
     raw: Tensor,
     sites: Sites,
@@ -118,11 +135,7 @@ def predicted(
     mask_id: int,
 ) -> Prediction:
     """Draw tokens [N] from a network's logits [N, V] by random bits [N]."""
-    check_finite(raw, sites)
-    logits = hold(raw, sites, constraints) if constraints else raw
-    for each in filters:
-        logits = each(logits, sites)
-    check_drawable(logits, sites, filters, mask_id, changed=logits is not raw)
+    logits = filtered(raw, sites, filters, constraints, mask_id=mask_id)
     return Prediction(raw, logits, *draw_measured(logits, bits))
 
 
@@ -200,9 +213,9 @@ class SamplerState:
         """
         return self._draw(self._features(where, t), where.nonzero(as_tuple=True), name, measure)
 
-    def draw(self, final: Tensor, where: Tensor, *name: Name, measure: Measure = confidence) -> tuple[Tensor, Tensor]:
+    def draw(self, final: Tensor, where: Tensor, *name: Name) -> tuple[Tensor, Tensor]:
         """As `predict`, from features [N, D]."""
-        return self._draw(final, where.nonzero(as_tuple=True), name, measure)
+        return self._draw(final, where.nonzero(as_tuple=True), name)
 
     def _draw(
         self, final: Tensor, at: tuple[Tensor, ...], name: Sequence[Name], measure: Measure = confidence

@@ -1,7 +1,8 @@
 """Training: a `Run` in, a folder with a model out. `adlm.fit` does it; `Trainer` is the machine behind it."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from adlm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from adlm.train.callbacks import Callback, PrintMessages
@@ -50,43 +51,20 @@ __all__ = [
     "tracker",
 ]
 
-_HOMES = {
-    "AdamW": "optimizers",
-    "AnchorFrom": "init",
-    "SplitFrom": "init",
-    "Callback": "callbacks",
-    "CheckpointConfig": "run",
-    "Constant": "lr_schedules",
-    "CosineDecay": "lr_schedules",
-    "DrawCurves": "curves",
-    "Finetune": "init",
-    "FitOptions": "run",
-    "Init": "init",
-    "LRSchedule": "lr_schedules",
-    "Lora": "lora",
-    "Muon": "optimizers",
-    "OptimizerConfig": "optimizers",
-    "Pretrained": "init",
-    "PrintMessages": "callbacks",
-    "RandomInit": "init",
-    "Run": "run",
-    "StableDecay": "lr_schedules",
-    "StepMetrics": "metrics",
-    "Tracker": "trackers",
-    "TrainConfig": "run",
-    "TrainResult": "trainer",
-    "Trainer": "trainer",
-    "ValidationConfig": "run",
-    "ValidationMetrics": "metrics",
-    "draw_curves": "curves",
-    "read_metrics": "metrics",
-    "read_run": "run_folder",
-    "tracker": "trackers",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Fetched when first used: callbacks and the command line do not wait for torch.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'adlm.train' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"adlm.train.{_HOMES[name]}"), name)
+# Fetched when first used: callbacks and the command line do not wait for torch.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "callbacks": ("Callback", "PrintMessages"),
+        "curves": ("DrawCurves", "draw_curves"),
+        "init": ("AnchorFrom", "Finetune", "Init", "Pretrained", "RandomInit", "SplitFrom"),
+        "lora": ("Lora",),
+        "lr_schedules": ("Constant", "CosineDecay", "LRSchedule", "StableDecay"),
+        "metrics": ("StepMetrics", "ValidationMetrics", "read_metrics"),
+        "optimizers": ("AdamW", "Muon", "OptimizerConfig"),
+        "run": ("CheckpointConfig", "FitOptions", "Run", "TrainConfig", "ValidationConfig"),
+        "run_folder": ("read_run",),
+        "trackers": ("Tracker", "tracker"),
+        "trainer": ("Trainer", "TrainResult"),
+    },
+)

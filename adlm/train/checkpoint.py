@@ -9,7 +9,6 @@ processes reads what any number wrote. Nothing is pickled. Noise, data order and
 the step, so no state of a random generator is saved.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -29,10 +28,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
-from adlm.data.shards import checksum, write_atomically
 from adlm.distributed import DistributedContext
 from adlm.errors import TrainingError
+from adlm.files import file_checksum, write_atomically
 from adlm.models.language_model import LanguageModel
+from adlm.resumable import checksum
 from adlm.train.ema import Ema
 from adlm.train.run_folder import RETRY, writing
 
@@ -260,9 +260,11 @@ class Checkpoints:
         written.result()
         if not self.context.first:
             return
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)} for path in unfinished.iterdir()}
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": file_checksum(path)} for path in unfinished.iterdir()
+        }
         body = {"format": FORMAT, **state, "files": files}
-        write_atomically(unfinished / STATE, json.dumps({"check": _check(body), **body}, indent=1) + "\n")
+        write_atomically(unfinished / STATE, json.dumps({"check": checksum(body), **body}, indent=1) + "\n")
         self._publish(unfinished)
         for old in self._folders()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
@@ -283,7 +285,7 @@ def _problem_in(folder: Path) -> str | None:
     """What is wrong with a checkpoint; None if it is complete."""
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        if state.pop("check") != _check(state):
+        if state.pop("check") != checksum(state):
             return f"{STATE} does not match its checksum"
         if state["format"] != FORMAT:
             return f"{STATE} has format {state['format']}, this version reads {FORMAT}"
@@ -293,7 +295,7 @@ def _problem_in(folder: Path) -> str | None:
                 return f"{name} is missing"
             if path.stat().st_size != facts["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes instead of {facts['bytes']}"
-            if checksum(path) != facts["sha256"]:
+            if file_checksum(path) != facts["sha256"]:
                 return f"{name} does not match its checksum"
     except FileNotFoundError:
         return f"no {STATE}"
@@ -307,10 +309,6 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _check(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _sync(folder: Path) -> None:

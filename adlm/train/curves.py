@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.data.shards import write_atomically
 from adlm.errors import MissingExtra, optional_module
+from adlm.files import write_atomically
 from adlm.train.callbacks import Callback
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.run_folder import writing

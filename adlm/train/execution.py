@@ -20,7 +20,7 @@ import torch
 
 from adlm.config import to_json
 from adlm.data.prepare import default_cache
-from adlm.data.shards import write_atomically
+from adlm.files import write_atomically
 from adlm.matrix_products import Library, faster_library, keeps_float32, multiplied_by
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.objective import costs
@@ -69,17 +69,28 @@ class Execution(NamedTuple):
 
 
 def choose(
-    wanted: Precision, network: NetworkConfig, vocabulary: Vocabulary, length: int, device: torch.device, alone: bool
+    requested: Precision,
+    network: NetworkConfig,
+    vocabulary: Vocabulary,
+    length: int,
+    device: torch.device,
+    alone: bool,
+    *,
+    folder: Path | None = None,
 ) -> Execution:
     """The faster way to compute for this network on this machine.
 
     Args:
         length: tokens per row.
         alone: whether the process may take all cores; those of torchrun have a number of threads already.
+        folder: of a run that is resumed: it continues to compute as it began, if that still works.
     """
+    before = None if folder is None else stored(folder)
+    if before is not None and (kept := resumed(before, requested, device)) is not None:
+        return kept
     threads, why_threads = _threads(device, alone)
-    precision, why = wanted, _ASKED
-    if wanted == "auto":
+    precision, why = requested, _ASKED
+    if requested == "auto":
         precision, why = _precision(network, vocabulary, length, device)
     library: tuple[Library, str] = ("default", f"as PyTorch has it on {device.type}")
     if device.type == "cpu":
@@ -87,15 +98,15 @@ def choose(
     return Execution(device.type, precision, why, threads, why_threads, *library)
 
 
-def resumed(before: Execution, wanted: Precision, device: torch.device) -> Execution | None:
+def resumed(before: Execution, requested: Precision, device: torch.device) -> Execution | None:
     """The stored way to compute, if it still works on this machine; None if it has to be chosen again.
 
     What the user sets now takes precedence: `train.precision` and OMP_NUM_THREADS.
     """
-    if before.device != device.type or (wanted == "auto" and before.why == _ASKED):
+    if before.device != device.type or (requested == "auto" and before.why == _ASKED):
         return None
-    if wanted != "auto":
-        before = before._replace(precision=wanted, why=_ASKED)
+    if requested != "auto":
+        before = before._replace(precision=requested, why=_ASKED)
     if before.library != "default" and not keeps_float32(before.library):  # begun on another processor
         before = before._replace(library="default", why_library=f"{before.library} would round float32 here")
     if "OMP_NUM_THREADS" in os.environ:

@@ -1,14 +1,11 @@
 """`fit`: train a run in a folder, on one process or many, and resume it after an interruption."""
 
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 
@@ -18,9 +15,9 @@ from adlm.train.callbacks import Callback, PrintMessages
 from adlm.train.curves import DrawCurves
 from adlm.train.run import FitOptions, Run
 from adlm.train.run_folder import check_folder, check_shared, claimed, clear_folder
+from adlm.train.stop_signal import stop_signal
 from adlm.train.trainer import Trainer, TrainResult
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EVERY = 10.0  # seconds between messages while data is prepared
 
 
@@ -55,7 +52,7 @@ def fit(
         stack.enter_context(torch.random.fork_rng([context.device] if context.device.type == "cuda" else []))
         context.on_first(lambda: stack.enter_context(claimed(out)))
         check_shared(out, context)
-        stop = stack.enter_context(_stop_signals(callbacks if context.first else ()))
+        stop = stack.enter_context(stop_signal(_announcing(callbacks if context.first else ())))
         if options.resume == "never":
             context.on_first(lambda: clear_folder(out))
         trainer = Trainer(run, data, out, context, options=options, callbacks=callbacks, stop_signal=stop)
@@ -63,36 +60,14 @@ def fit(
         return trainer.run()
 
 
-@contextmanager
-def _stop_signals(callbacks: Sequence[Callback]) -> Iterator[Callable[[], int]]:
-    """Inside, SIGTERM and Ctrl-C are noted: yields a function that returns the signal's number, 0 before.
+def _announcing(callbacks: Sequence[Callback]) -> Callable[[signal.Signals], None]:
+    """Logs that a signal will stop the run."""
 
-    A second Ctrl-C stops at once. Signals belong to the main thread; in any other nothing is noted.
-    """
-    received = 0
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
+    def announce(received: signal.Signals) -> None:
+        for callback in callbacks:
+            callback.log(f"{received.name}: finishing this step, then saving; Ctrl-C again stops at once")
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        first, received = not received, number
-        if first:
-            # A signal may come in the middle of a print, and Python refuses another one then.
-            with suppress(RuntimeError):
-                for callback in callbacks:
-                    callback.log(
-                        f"{signal.Signals(number).name}: finishing this step, then saving; Ctrl-C again stops at once"
-                    )
-
-    before: dict[signal.Signals, Any] = {number: signal.signal(number, note) for number in _SIGNALS}
-    try:
-        yield lambda: received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return announce
 
 
 class _PreparationMessages:

@@ -19,7 +19,7 @@ from adlm.models.hub import find_model, find_transformers_model
 from adlm.models.io import load_model
 from adlm.models.language_model import LanguageModel
 from adlm.models.one_stage import OneStage
-from adlm.models.stack import Stack
+from adlm.models.stack import Stack, StackConfig
 from adlm.models.transformers_causal import TransformersCausal, fill_from
 from adlm.models.two_stage import TwoStage
 
@@ -85,15 +85,7 @@ class AnchorFrom(Init):
     def apply(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         asked = f"cannot start the anchor stage from {self.model}"
         model, other = _two_and_one(model, self.model, tokenizer, asked)
-        ours, theirs = model.config, other.config
-        differences = [
-            *_differences("network.anchor", ours.anchor, theirs.stack),
-            *_differences("network.positions", ours.positions, theirs.positions),
-            # The other way round is possible: one matrix becomes three.
-            *_differences("network.tied", ours.tied, ours.tied and theirs.tied),
-        ]
-        _check_same(differences, asked)
-        _check_shift(model, other, asked)
+        _check_fits(model, other, model.config.anchor, asked)
         model.embedding.load_state_dict(other.embedding.state_dict())
         _fill(model.anchor, other.stack.state_dict())
         model.anchor_head.load_state_dict(other.head.state_dict())
@@ -118,19 +110,12 @@ class SplitFrom(Init):
         if not isinstance(model.config.hand_over, Continued):
             found = f"hand_over={type(model.config.hand_over).__name__} in the run"
             raise ModelError(f"{asked}: {found}; set network.hand_over=Continued", subject="network.hand_over")
-        ours, theirs = model.config, other.config
-        layers = sum(ours.layers)
-        differences = [
-            *_differences("network.anchor", replace(ours.anchor, layers=layers), theirs.stack),
-            *_differences("network.positions", ours.positions, theirs.positions),
-            *_differences("network.tied", ours.tied, ours.tied and theirs.tied),
-        ]
-        _check_same(differences, asked)
-        _check_shift(model, other, asked)
+        layers = model.config.layers
+        _check_fits(model, other, replace(model.config.anchor, layers=sum(layers)), asked)
         model.embedding.load_state_dict(other.embedding.state_dict())
         for head in (model.anchor_head, model.head):
             head.load_state_dict(other.head.state_dict())
-        weights, lower = other.stack.state_dict(), ours.layers[0]
+        weights, lower = other.stack.state_dict(), layers[0]
         _fill(model.anchor, {name: x for name, x in weights.items() if _layer(name) < lower})
         upper = {_moved(name, lower): x for name, x in weights.items() if _layer(name, lower) >= lower}
         _fill(model.denoiser, upper)
@@ -234,6 +219,19 @@ def _load(name: str, tokenizer: Tokenizer, asked: str) -> LanguageModel:
 # Fields without weights. Dropout is off when a model is used; what positions see may change from run to run. Adapters
 # that the other model lacks begin by changing nothing.
 _WITHOUT_WEIGHTS = ("dropout", "attention", "denoiser_attention", "block_size", "shift", "adapter_rank")
+
+
+def _check_fits(model: TwoStage, other: OneStage, stack: StackConfig, asked: str) -> None:
+    """Refuse a one-stage model that does not have this stack and the embedding of a two-stage one."""
+    ours, theirs = model.config, other.config
+    differences = [
+        *_differences("network.anchor", stack, theirs.stack),
+        *_differences("network.positions", ours.positions, theirs.positions),
+        # The other way round is possible: one matrix becomes three.
+        *_differences("network.tied", ours.tied, ours.tied and theirs.tied),
+    ]
+    _check_same(differences, asked)
+    _check_shift(model, other, asked)
 
 
 def _check_shift(ours: LanguageModel, theirs: LanguageModel, asked: str) -> None:

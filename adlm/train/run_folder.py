@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from adlm import registry
-from adlm.config import from_json, renamed, to_json
-from adlm.data.shards import write_atomically
+from adlm.config import differences, from_json, renamed, to_json
 from adlm.distributed import DistributedContext
 from adlm.errors import AdlmError, ConfigError, TrainingError
+from adlm.files import write_atomically
 from adlm.models.io import CONFIG, FORMAT, WEIGHTS, ModelConfig
 from adlm.train.execution import EXECUTION
 from adlm.train.run import Run
@@ -184,7 +184,7 @@ def check_unchanged(folder: Path, run: Run, *, allow_change: bool) -> None:
     before = stored_run(folder / CONFIG)
     if before is None:
         return
-    changes = differences(_completed(before), to_json(run))
+    changes = list(differences(_completed(before), to_json(run)))
     if not changes:
         return
     lines = "\n    ".join(f"{name}: was {old}, now {new}" for name, old, new in changes)
@@ -201,7 +201,7 @@ def check_unchanged(folder: Path, run: Run, *, allow_change: bool) -> None:
 def same_run(folder: Path, run: Run) -> bool:
     """Whether the run that was begun in `folder` is this one."""
     before = stored_run(folder)
-    return before is not None and not differences(_completed(before), to_json(run))
+    return before is not None and not list(differences(_completed(before), to_json(run)))
 
 
 def _completed(stored: dict[str, Any]) -> dict[str, Any]:
@@ -214,18 +214,3 @@ def _completed(stored: dict[str, Any]) -> dict[str, Any]:
 
 def _changeable(name: str) -> bool:
     return any(name == allowed or name.startswith(allowed + ".") for allowed in CHANGEABLE)
-
-
-def differences(before: Any, now: Any, where: str = "") -> list[tuple[str, Any, Any]]:
-    """Fields that differ, by dotted name."""
-    if isinstance(before, dict) and isinstance(now, dict) and before.get("kind") == now.get("kind"):
-        found = []
-        for key in sorted({*before, *now} - {"imports"}):  # they decide where classes are found, not which
-            inner = f"{where}.{key}" if where else key
-            found += differences(before.get(key), now.get(key), inner)
-        return found
-    return [] if before == now else [(where, _short(before), _short(now))]
-
-
-def _short(value: Any) -> Any:
-    return value["kind"] if isinstance(value, dict) and "kind" in value else value

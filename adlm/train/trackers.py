@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adlm.config import to_json
-from adlm.data.shards import write_atomically
 from adlm.errors import TrainingError, UnknownName, optional_module
+from adlm.files import write_atomically
 from adlm.train.callbacks import Callback
 from adlm.train.metrics import StepMetrics, ValidationMetrics
 from adlm.train.run_folder import TRACKING, writing

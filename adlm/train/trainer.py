@@ -31,7 +31,7 @@ from adlm.randomness import Noise
 from adlm.train.callbacks import Callback
 from adlm.train.checkpoint import Checkpoints, RunProgress, TrainState
 from adlm.train.ema import Ema
-from adlm.train.execution import EXECUTION, Execution, choose, resumed, store, stored
+from adlm.train.execution import EXECUTION, Execution, choose, store
 from adlm.train.lora import merged_model
 from adlm.train.metrics import METRICS, MetricsFile, StepClock, StepMetrics, StepResult, ValidationMetrics
 from adlm.train.parallel import ParallelModel, TrainingModule
@@ -251,14 +251,10 @@ class Trainer:
         return model.train()
 
     def _choose_execution(self) -> Execution:
-        """As the run was computed before if it is resumed, otherwise by what is faster."""
-        wanted, device = self.run_config.train.precision, self.context.device
-        before = stored(self.out) if self._saved is not None else None
-        kept = resumed(before, wanted, device) if before is not None else None
-        if kept is not None:
-            return kept
-        network, length = self.run_config.network, self.data.train.length
-        return choose(wanted, network, self.config.vocabulary, length, device, self.context.size == 1)
+        run, length, folder = self.run_config, self.data.train.length, None if self._saved is None else self.out
+        alone, device = self.context.size == 1, self.context.device
+        vocabulary = self.config.vocabulary
+        return choose(run.train.precision, run.network, vocabulary, length, device, alone, folder=folder)
 
     def _write_start(self) -> None:
         write_config(self.out, self.config)

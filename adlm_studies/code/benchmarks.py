@@ -15,19 +15,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adlm.data.files import TextFiles, json_records
 from adlm.data.packing import Packing
+from adlm.data.records import json_records
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import DataError, ModelError, OutOfRange, UnknownName
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.bound import position_nats
 from adlm.randomness import Noise
+from adlm.samplers.stopping import cut_at
 from adlm.types import Batch
 from adlm_studies.code.sandbox import ProgramLimits, run
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 STATUSES = ("passed", "failed", "timeout", "ended")
+_ROWS = 16  # scored at a time
 _WINDOWS = 1 << 16  # more than a solution has: the noise of problem i begins at row i times this
 _TEST_TASKS = range(11, 511)
 
@@ -101,7 +103,7 @@ def read_problems(name: str, path: Path) -> list[CodeProblem]:
     if file is None:
         raise DataError(f"{asked}: no {layout.file} or {layout.file}.gz there", subject=str(path))
     problems = []
-    for where, record in json_records(file, TextFiles(str(file))):
+    for where, record in json_records(file):
         try:
             problem = layout.read(record if isinstance(record, dict) else {})
         except (KeyError, TypeError) as error:
@@ -120,7 +122,7 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
         raise DataError(f"{asked}: no such file", subject=str(path))
     found: dict[str, list[str]] = {problem.name: [] for problem in problems}
     strangers = 0
-    for where, record in json_records(path, TextFiles(str(path))):
+    for where, record in json_records(path):
         name = record.get("task_id") if isinstance(record, dict) else None
         completion = record.get("completion") if isinstance(record, dict) else None
         if name is None or not isinstance(completion, str):
@@ -140,11 +142,6 @@ def read_solutions(path: Path, problems: Sequence[CodeProblem]) -> list[list[str
             subject=missing[0],
         )
     return [found[problem.name] for problem in problems]
-
-
-def cut_at(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stops; what a model writes after its answer is not part of it."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
 
 def pass_at(n: int, passed: int, k: int) -> float:
@@ -225,7 +222,6 @@ def solution_nats(
     pad_id: int,
     draws: int = 16,
     seed: int = 0,
-    at_a_time: int = 16,
 ) -> Callable[[Numbers], Array]:
     """A function for `each_of`: nats of each solution given its prompt, [n, 1]; exact left to right, else the bound.
 
@@ -237,8 +233,8 @@ def solution_nats(
     def compute(numbers: Numbers) -> Array:
         rows = [(place, n, row) for place, i in enumerate(numbers.tolist()) for n, row in enumerate(texts[i].rows)]
         out = np.zeros((len(numbers), 1))
-        for start in range(0, len(rows), at_a_time):
-            some = rows[start : start + at_a_time]
+        for start in range(0, len(rows), _ROWS):
+            some = rows[start : start + _ROWS]
             draw = torch.tensor([int(numbers[place]) * _WINDOWS + n for place, n, _ in some])
             batch = _batch([row for *_, row in some], draw, packing, pad_id).to(device)
             with torch.no_grad():
@@ -279,4 +275,5 @@ def completions(
     """
     for problem in problems:
         texts = write(problem.prompt) if room(problem.prompt) else []
-        yield [cut_at(text.removeprefix(problem.prompt), stops) for text in texts]
+        # What a model writes after its answer is not part of it.
+        yield [cut_at(text.removeprefix(problem.prompt), stops)[0] for text in texts]

@@ -120,8 +120,7 @@ class Anchors(Study):
 
     @property
     def _corpus(self) -> str:
-        known = settings.corpora(self.scale)
-        return self.corpus or ("kjv" if "kjv" in known else known[0])
+        return self.corpus or settings.default_corpus(self.scale)
 
     def _recipe(self, seed: int = 0) -> Run:
         return settings.study_run(self.scale, self._corpus, "adlm", seed=seed, steps=self.training_steps or None)

@@ -88,8 +88,7 @@ class Efficiency(Study):
 
     @property
     def _corpus(self) -> str:
-        known = settings.corpora(self.scale)
-        return self.corpus or ("kjv" if "kjv" in known else known[0])
+        return self.corpus or settings.default_corpus(self.scale)
 
     def _run(self, arm: str, seed: int) -> Run:
         return settings.study_run(self.scale, self._corpus, ARMS[arm], seed=seed, steps=self.training_steps or None)

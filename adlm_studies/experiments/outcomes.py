@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adlm.data.shards import write_atomically
 from adlm.errors import DataError
+from adlm.files import write_atomically
 from adlm_studies.experiments.study import Study, descriptions, digest, is_outcome, read_record, step_file
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adlm.config import to_json
-from adlm.data.shards import write_atomically
+from adlm.files import write_atomically
 from adlm.train.plan import summary
 from adlm_studies.experiments.study import (
     REPORT,

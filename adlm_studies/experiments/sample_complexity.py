@@ -101,15 +101,15 @@ class TrainOnProcess(StudyWork):
         options = FitOptions(resume="auto" if same_run(context.folder, run) else "never")
         fitted = fit(run, context.folder, options=options, callbacks=[context.callback])
         model, *_ = load_model(context.folder / BEST)
-        law, test = process.exact(), process.rows("test")
+        exact, test = process.exact(), process.rows("test")
         nats = table_perplexity(model, test, draws=self.draws, batch=256).nats_per_row.mean
         # Against the true law on the same rows: most of the randomness of which rows were drawn cancels out.
-        true = float(law.nats(test.values(np.arange(len(test)))).mean())
+        true = float(exact.nats(test.values(np.arange(len(test)))).mean())
         shutil.rmtree(context.folder)  # there are hundreds, of seconds each
         return {
             "excess": nats - true,
-            "entropy": law.entropy,
-            "dependence": law.apart - law.entropy,
+            "entropy": exact.entropy,
+            "dependence": exact.apart - exact.entropy,
             "steps": fitted.steps,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "work": summary(run).work * fitted.steps,
@@ -129,21 +129,21 @@ class FillTables(StudyWork):
     orders: int = 8
 
     def execute(self, context: StepContext) -> dict[str, Any]:
-        law, length = self.process.exact(), self.process.length
+        exact, length = self.process.exact(), self.process.length
         rows = self.process.rows("train").values(np.arange(max(self.counts)))
         random = np.random.default_rng(self.process.seed)
         orders = [random.permutation(length).tolist() for _ in range(self.orders)]
         excess: dict[str, list[float]] = {CHAIN: [], ANY_ORDER: [], ANCHORED: []}
         for count in self.counts:
             some = rows[:count]
-            excess[CHAIN].append(chain_excess(law, some, range(length)))
-            excess[ANY_ORDER].append(math.fsum(chain_excess(law, some, order) for order in orders) / len(orders))
-            excess[ANCHORED].append(anchored_excess(law, some, self.process.anchors))
+            excess[CHAIN].append(chain_excess(exact, some, range(length)))
+            excess[ANY_ORDER].append(math.fsum(chain_excess(exact, some, order) for order in orders) / len(orders))
+            excess[ANCHORED].append(anchored_excess(exact, some, self.process.anchors))
         return {
             "counts": list(self.counts),
             "excess": excess,
-            "entropy": law.entropy,
-            "dependence": law.apart - law.entropy,
+            "entropy": exact.entropy,
+            "dependence": exact.apart - exact.entropy,
         }
 
 

@@ -10,8 +10,8 @@ from adlm.data.packing import Padded, Wrapped
 from adlm.errors import UnknownName
 from adlm.models.stack import StackConfig
 from adlm.recipes import published, small
-from adlm.train.plan import row_length
 from adlm.train.run import Run
+from adlm.train.workload import row_length
 from adlm_studies.experiments.training import splits_of
 
 # Rows of 64 and small vocabularies: a model reads as much as it can in the few minutes it has.
@@ -28,6 +28,12 @@ _PAPER = {"openwebtext": published.openwebtext, "lm1b": published.lm1b}
 # hardly get beyond what single tokens tell. As published, an MDLM is as deep as the anchor stage.
 STACK, STAGES = StackConfig(width=96, heads=4, layers=3), (3, 1)
 STEPS, TOKENS = 600, 2048
+
+
+def default_corpus(scale: str) -> str:
+    """The corpus of studies of one: the King James Bible if the scale has it."""
+    known = corpora(scale)
+    return "kjv" if "kjv" in known else known[0]
 
 
 def corpora(scale: str) -> tuple[str, ...]:

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import AdlmError, Interrupted
-from adlm.side_by_side import JobWatcher, default_workers, run_jobs
 from adlm.train.callbacks import Callback
 from adlm.train.metrics import StepMetrics, ValidationMetrics
-from adlm.worker_processes import ProcessJob
 from adlm_studies.experiments.study import (
     DATA,
     StepCallbacks,
@@ -27,6 +25,8 @@ from adlm_studies.experiments.study import (
     step_file,
     stored_result,
 )
+from adlm_studies.jobs import JobWatcher, default_workers, run_jobs
+from adlm_studies.worker_processes import ProcessJob
 
 
 def run_side_by_side(

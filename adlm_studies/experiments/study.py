@@ -24,9 +24,9 @@ import torch
 from filelock import FileLock, Timeout
 
 from adlm.config import from_json, to_json
-from adlm.data.shards import write_atomically
 from adlm.errors import AdlmError, ConfigError, DataError, OutOfRange, UnknownName
 from adlm.evaluate.result import versions
+from adlm.files import write_atomically
 from adlm.train.callbacks import Callback, PrintMessages
 from adlm.train.execution import processor
 from adlm_studies.experiments.compat import current

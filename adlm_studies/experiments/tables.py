@@ -25,11 +25,11 @@ def nats_of(outcomes: Sequence[StepOutcome], source: str | None = None) -> dict[
     return found
 
 
-def curves(title: str, outcomes: Sequence[StepOutcome], *, label: str = "model") -> Chart:
+def curves(title: str, outcomes: Sequence[StepOutcome]) -> Chart:
     """Validation bounds over the tokens read, the mean of seeds with its interval."""
     series = []
-    for name in dict.fromkeys(outcome.labels[label] for outcome in outcomes):
-        runs = [outcome.result["curve"] for outcome in select(outcomes, **{label: name})]
+    for name in dict.fromkeys(outcome.labels["model"] for outcome in outcomes):
+        runs = [outcome.result["curve"] for outcome in select(outcomes, model=name)]
         points = [(here[0][0], over_runs([point[1] for point in here])) for here in zip(*runs, strict=False)]
         series.append(Series.of(name, points))
     note = "Bands are 95 % intervals over seeds."

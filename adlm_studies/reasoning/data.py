@@ -10,18 +10,20 @@ the i-th <ant> is the feature one column to its right, and that is where its tar
 """
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adlm.data.packing import Ids, Padded
 from adlm.data.prepare import tokenizer_for
-from adlm.data.table import DataConfig, PreparationCallback, Prepared, Table
+from adlm.data.ragged_rows import RaggedRows
+from adlm.data.table import DataConfig, PreparationCallback, Prepared
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import DataError, OutOfRange
 from adlm_studies.reasoning.methods import Chain, ChainLayout, ReasoningMethod, ThoughtTokens
@@ -42,8 +44,39 @@ class Row(NamedTuple):
     important: NDArray[np.bool_]
 
 
+class TaskData(DataConfig):
+    """The problems of a task as rows of tokens, held in memory."""
+
+    task: Task
+    tokenizer: str
+    problems: int
+    held_out: int
+    predict_padding: ClassVar[bool] = False
+
+    def prepare(
+        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
+    ) -> Prepared:
+        tokenizer = task_tokenizer(self.task, self.tokenizer, self.problems)
+        train = self.table("train", tokenizer, self.problems, watch)
+        valid = self.table("valid", tokenizer, self.held_out, watch)
+        packing = Padded(max(train.length, valid.length), begin=False, predict_padding=self.predict_padding)
+        return Prepared(train, valid, tokenizer, packing)
+
+    def table(
+        self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
+    ) -> "ReasoningTable":
+        """The first problems of a split, this many; 0: all."""
+        return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
+
+    @abstractmethod
+    def rows_of(
+        self, problems: Sequence[Problem], name: str, tokenizer: Tokenizer, watch: PreparationCallback | None = None
+    ) -> "ReasoningTable":
+        """These problems as rows."""
+
+
 @dataclass(frozen=True)
-class ReasoningData(DataConfig):
+class ReasoningData(TaskData):
     """The problems of a task as one stage of a method writes them, held in memory as tokens.
 
     Args:
@@ -68,24 +101,9 @@ class ReasoningData(DataConfig):
             if getattr(self, name) < 0:
                 raise OutOfRange(name, getattr(self, name), "0 or more")
 
-    def prepare(
-        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
-    ) -> Prepared:
-        tokenizer = task_tokenizer(self.task, self.tokenizer, self.problems)
-        train = self.table("train", tokenizer, self.problems, watch)
-        valid = self.table("valid", tokenizer, self.held_out, watch)
-        return Prepared(train, valid, tokenizer, Padded(max(train.length, valid.length), begin=False))
-
-    def table(
-        self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
-    ) -> "ReasoningTable":
-        """The first problems of a split, this many; 0: all."""
-        return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
-
     def rows_of(
         self, problems: Sequence[Problem], name: str, tokenizer: Tokenizer, watch: PreparationCallback | None = None
     ) -> "ReasoningTable":
-        """These problems as rows."""
         layouts = [self.method.layout(problem, self.stage) for problem in problems]
         rows = encode_layouts(layouts, tokenizer, self.method.special_tokens, watch)
         lengths = [len(row.given) + len(row.rest) for row in rows]
@@ -180,7 +198,7 @@ def _told(anchor: str, ids: Ids, unknown: int | None) -> list[int]:
     return found or [-1]
 
 
-class ReasoningTable(Table):
+class ReasoningTable(RaggedRows):
     """Problems as tokens in memory.
 
     Args:
@@ -199,19 +217,19 @@ class ReasoningTable(Table):
         padding: bool = False,
         rest: int = 0,
     ) -> None:
-        self._name, self._pad_id, self._padding, self.numbers = name, tokenizer.roles.pad_id, padding, numbers
-        self._given = np.array([len(row.given) for row in rows])
-        self._lengths = self._given + np.array([len(row.rest) for row in rows])
-        self._tokens = np.concatenate([part for row in rows for part in (row.given, row.rest)]).astype(np.uint32)
-        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._name, self.pad_id, self.padding_counts, self.numbers = name, tokenizer.roles.pad_id, padding, numbers
+        self.given_lengths = np.array([len(row.given) for row in rows])
+        self.row_lengths = self.given_lengths + np.array([len(row.rest) for row in rows])
+        self.text = np.concatenate([part for row in rows for part in (row.given, row.rest)]).astype(np.uint32)
+        self.starts = np.cumsum(self.row_lengths) - self.row_lengths
         self._targets = np.stack([row.targets for row in rows])
         self._important = np.concatenate(
             [part for row in rows for part in (np.zeros(len(row.given), bool), row.important)]
         )
-        self.given = int(self._given.max())  # columns before the first that is to be written
-        self._length = self.given + (rest or int((self._lengths - self._given).max()))
+        self.given = int(self.given_lengths.max())  # columns before the first that is to be written
+        self._length = self.given + (rest or int((self.row_lengths - self.given_lengths).max()))
         digest = hashlib.sha256(f"{tokenizer.fingerprint} {self._length} {padding}".encode())
-        for array in (self._tokens, self._given, self._lengths, self._targets):
+        for array in (self.text, self.given_lengths, self.row_lengths, self._targets):
             digest.update(array.astype("<i8").tobytes())
         self._key = digest.hexdigest()
 
@@ -232,27 +250,6 @@ class ReasoningTable(Table):
         """Positions for thoughts in each row."""
         return int(self._targets.shape[1])
 
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        out = np.full((len(rows), self._length), self._pad_id, np.int64)
-        place = self._positions(rows)
-        text = (place >= 0) & (place < self._lengths[rows][:, None])
-        out[text] = self._tokens[(self._starts[rows][:, None] + place)[text]]
-        return out
-
-    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._lengths[rows]
-
-    def valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        place = self._positions(rows)
-        return (place >= 0) & (self._padding | (place < self._lengths[rows][:, None]))
-
-    def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        place = self._positions(rows)
-        return (place >= 0) & (place < self._given[rows][:, None])
-
     def targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """The extra target [N, length] of the feature at a column, besides its token; -1 means none."""
         if not self.thoughts or (self._targets < 0).all():
@@ -262,11 +259,7 @@ class ReasoningTable(Table):
         return out
 
     def anchors(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        out = np.zeros((len(rows), self._length), bool)
-        place = self._positions(rows)
-        text = (place >= 0) & (place < self._lengths[rows][:, None])
-        out[text] = self._important[(self._starts[rows][:, None] + place)[text]]
-        return out
+        return self.of_text(self._important, rows, np.zeros((len(rows), self._length), bool))
 
     def thought_targets(self, row: int) -> list[int]:
         """The target token of each thought, -1 if it has none."""
@@ -275,8 +268,7 @@ class ReasoningTable(Table):
 
     def fraction(self, token: int) -> float:
         """The fraction of all tokens that are this one."""
-        return float((self._tokens == token).mean())
+        return float((self.text == token).mean())
 
-    def _positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N, length]: the place of each column in its own row, negative in the padding before."""
-        return np.arange(self._length) - (self.given - self._given[rows])[:, None]
+    def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.arange(self._length) - (self.given - self.given_lengths[rows])[:, None]

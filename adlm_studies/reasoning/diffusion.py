@@ -10,15 +10,14 @@ are filled first, with all that follows masked, and then the rest is denoised ar
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.data.packing import Ids, Padded
-from adlm.data.table import DataConfig, PreparationCallback, Prepared
+from adlm.data.packing import Ids
+from adlm.data.table import PreparationCallback
 from adlm.data.tokenizer import Tokenizer
 from adlm.errors import ConfigError, DataError, OutOfRange
 from adlm.models.language_model import LanguageModel
@@ -29,7 +28,7 @@ from adlm.samplers.ordered import Ordered
 from adlm.samplers.paces import PerStep
 from adlm.samplers.sampler import Sampler, Unmasking
 from adlm.samplers.state import SamplerState
-from adlm_studies.reasoning.data import WORDS, ReasoningTable, Row, encode_layouts, read_problems, task_tokenizer
+from adlm_studies.reasoning.data import WORDS, ReasoningTable, Row, TaskData, encode_layouts
 from adlm_studies.reasoning.decode import SolveProgress, ThoughtPrediction, WrittenAnswer, top_predictions
 from adlm_studies.reasoning.methods import Anchored, Chain, ReasoningMethod
 from adlm_studies.reasoning.problem import Problem, Task
@@ -39,7 +38,7 @@ BEGIN, PLACE, END = Anchored.special_tokens
 
 
 @dataclass(frozen=True)
-class DiffusionReasoningData(DataConfig):
+class DiffusionReasoningData(TaskData):
     """The problems of a task for a diffusion model.
 
     Args:
@@ -54,6 +53,7 @@ class DiffusionReasoningData(DataConfig):
     tokenizer: str = WORDS
     problems: int = 0
     held_out: int = 0
+    predict_padding = True
 
     def __post_init__(self) -> None:
         if self.most < 0 or self.room < 4:
@@ -62,21 +62,6 @@ class DiffusionReasoningData(DataConfig):
                 fix="give 0 or more positions and room for the longest trace",
                 subject="most" if self.most < 0 else "room",
             )
-
-    def prepare(
-        self, *, cache: Path | None = None, verify: bool = True, watch: PreparationCallback | None = None
-    ) -> Prepared:
-        tokenizer = task_tokenizer(self.task, self.tokenizer, self.problems)
-        train = self.table("train", tokenizer, self.problems, watch)
-        valid = self.table("valid", tokenizer, self.held_out, watch)
-        packing = Padded(max(train.length, valid.length), begin=False, predict_padding=True)
-        return Prepared(train, valid, tokenizer, packing)
-
-    def table(
-        self, split: str, tokenizer: Tokenizer, problems: int = 0, watch: PreparationCallback | None = None
-    ) -> "DiffusionReasoningTable":
-        """The first problems of a split, this many; 0: all."""
-        return self.rows_of(read_problems(self.task, split, problems), f"{self.task.name} {split}", tokenizer, watch)
 
     def rows_of(
         self,
@@ -131,6 +116,7 @@ class DiffusionReasoningTable(ReasoningTable):
 
     def frozen(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         fixed = super().frozen(rows)
+        assert fixed is not None
         fixed[:, self.given + self.anchor_positions] = True
         return fixed
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar, overload
 
-from adlm.data.files import TextFiles, json_records
+from adlm.data.records import json_records
 from adlm.errors import DataError, OutOfRange, UnknownName
 
 SPLITS = ("train", "valid", "test")
@@ -158,7 +158,7 @@ def published_file(folder: Path | None, file: str, name: str) -> Path:
 
 def records(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The objects of a JSON file (a list, or one a line), each with the words for where it is."""
-    for where, record in [*json_records(path, TextFiles(str(path)))]:  # so that the file is closed whatever is in it
+    for where, record in [*json_records(path)]:  # so that the file is closed whatever is in it
         if not isinstance(record, Mapping):
             raise malformed(where, f"{str(record)[:40]!r}, which is not an object", "give an object for each problem")
         yield where, record

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from adlm.data.shards import write_atomically
 from adlm.errors import optional_module
+from adlm.files import write_atomically
 from adlm_studies.report.sections import Chart, Series
 
 # Okabe and Ito's colors, which differ for every kind of color vision, the last ones changed to be seen on the ground.
@@ -122,8 +122,8 @@ def _draw(panel: Any, chart: Chart, drawn: list[list[ChartPoint]]) -> None:
             axis._set_axes_scale("log", subs=[2, 5])
             axis.set_minor_formatter(_short)
         axis.set_major_formatter(_short)
-    for s, (series, shown, colour) in enumerate(zip(chart.series, drawn, cycle(LIGHT), strict=False)):
-        _draw_series(panel, s, series, shown, colour)
+    for s, (series, shown, color) in enumerate(zip(chart.series, drawn, cycle(LIGHT), strict=False)):
+        _draw_series(panel, s, series, shown, color)
     # A logarithmic axis of one value has no range of its own, which a level needs.
     for log, limits, values in (
         (chart.x_log, panel.set_xlim, {point.x for shown in drawn for point in shown}),
@@ -144,22 +144,22 @@ def _draw(panel: Any, chart: Chart, drawn: list[list[ChartPoint]]) -> None:
         panel.text(0.5, 0.5, "nothing to draw", transform=panel.transAxes, ha="center", color=_SOFT[0])
 
 
-def _draw_series(panel: Any, number: int, series: Series, shown: list[ChartPoint], colour: str) -> None:
+def _draw_series(panel: Any, number: int, series: Series, shown: list[ChartPoint], color: str) -> None:
     x, y = [point.x for point in shown], [point.y for point in shown]
     dashes = "--" if number >= len(LIGHT) else "-"
     line = series.line and len(shown) > 1
     style = {"linestyle": dashes if series.line else "none", "marker": "" if line else "o", "markeredgewidth": 0}
-    panel.plot(x, y, color=colour, linewidth=2.25, label=_clean(series.name) or "_", **style)
+    panel.plot(x, y, color=color, linewidth=2.25, label=_clean(series.name) or "_", **style)
     if any(point.high > point.low for point in shown):
         if series.line and len(shown) > 2:
             low, high = [p.low for p in shown], [p.high for p in shown]
-            panel.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, gid="band")
+            panel.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0, gid="band")
         else:
             reach = [[_below(p) for p in shown], [p.high - p.y for p in shown]]
-            panel.errorbar(x, y, reach, fmt="none", color=colour, alpha=0.75, capsize=3)
+            panel.errorbar(x, y, reach, fmt="none", color=color, alpha=0.75, capsize=3)
     visible = not series.line or len(shown) <= _FEW
     for i, point in enumerate(shown):
-        panel.plot(point.x, point.y, "o", color=colour, mew=0, alpha=1 if visible else 0, gid=f"dot-{number}-{i}")
+        panel.plot(point.x, point.y, "o", color=color, mew=0, alpha=1 if visible else 0, gid=f"dot-{number}-{i}")
         if point.label:
             panel.annotate(_clean(point.label), (point.x, point.y), (5, 5), textcoords="offset points", color=_SOFT[0])
 

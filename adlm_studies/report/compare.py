@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adlm.config import differences
 from adlm.distributed import device_for
 from adlm.errors import AdlmError, ConfigError, OutOfRange
 from adlm.models.costs import count_parameters
@@ -15,7 +16,7 @@ from adlm.models.io import WEIGHTS, ModelConfig, read_config
 from adlm.text_model import load
 from adlm.train.metrics import METRICS, each_metric
 from adlm.train.plan import summary
-from adlm.train.run_folder import differences, read_run, stored_run
+from adlm.train.run_folder import read_run, stored_run
 from adlm_studies.report.recording import record_generation
 from adlm_studies.report.sections import Cell, Chart, Code, Interval, ReportPage, ReportTable, Section, Series, Texts
 

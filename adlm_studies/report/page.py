@@ -12,8 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from adlm.data.shards import write_atomically
 from adlm.errors import ConfigError, MissingExtra
+from adlm.files import write_atomically
 from adlm_studies.report.chart import palette_css, points, svg
 from adlm_studies.report.markup import data_block, inline, paragraphs, slug
 from adlm_studies.report.sections import Chart, Code, Player, ReportPage, ReportTable, Section, Texts

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from adlm.recipes.small import demo
-from adlm.side_by_side import default_workers, run_jobs
 from adlm.train.callbacks import Callback
 from adlm.train.fit import fit
 from adlm.train.metrics import StepMetrics
 from adlm.train.run import FitOptions, ValidationConfig
-from adlm.worker_processes import ProcessJob
+from adlm_studies.jobs import default_workers, run_jobs
+from adlm_studies.worker_processes import ProcessJob
 from benchmarks._record import record
 
 KINDS = ("mdlm", "adlm")

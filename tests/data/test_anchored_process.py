@@ -13,7 +13,7 @@ from adlm.data.anchored_process import FIRST, AnchoredProcess, at_the_back, at_t
 from adlm.data.loader import LoaderConfig, read_rows
 from adlm.errors import ConfigError, DataError
 from adlm.models.network import Vocabulary
-from adlm.train.plan import known_vocabulary, row_length
+from adlm.train.workload import known_vocabulary, row_length
 from tests.conftest import batch_of
 from tests.errors import raises
 

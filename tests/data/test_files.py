@@ -261,7 +261,7 @@ def test_wrong_content_is_named(tmp_path: Path, name: str, content: str, expecte
 
 
 def test_a_record_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adlm.data.files._LARGEST_RECORD", 1000)
+    monkeypatch.setattr("adlm.data.records._LARGEST_RECORD", 1000)
     (tmp_path / "train.csv").write_text('text\n"' + "b" * 2000)
     assert "field larger than field limit" in failure(TextFiles(str(tmp_path / "train.csv")))
     (tmp_path / "train.json").write_text('["' + "b" * 400_000)

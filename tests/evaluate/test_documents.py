@@ -131,7 +131,7 @@ def test_windows_score_each_token_once_after_enough_context(lengths, length, str
     whole = [[*LETTERS.encode(text).tolist(), *[LETTERS.roles.eos_id] * end] for text in texts]
     whole = [ids for ids in whole if ids]
     found = [[] for _ in whole]
-    for row, context, owner in zip(rows_of(table), table.given, table.owners, strict=True):
+    for row, context, owner in zip(rows_of(table), table.given_lengths, table.owners, strict=True):
         assert found[owner][len(found[owner]) - context :] == row[:context]
         assert context == 0 or context >= length - stride
         assert len(row) > context

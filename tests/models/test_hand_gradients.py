@@ -59,16 +59,16 @@ def test_convolution(both_ways, segments, shifted, size):
 
 
 @pytest.mark.parametrize("rows", [(), (ROWS,)], ids=["same angles", "angles by row"])
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("counts", [(2, 2, 2), (4, 2, 1)])
-def test_queries_keys_and_values(both_ways, rows, normalise, counts):
+def test_queries_keys_and_values(both_ways, rows, normalize, counts):
     angles = drawn(*rows, LENGTH, 1, 1, WIDTH // 2, seed=1).detach()
     layout = Layout(angles.cos(), angles.sin(), None, None)
 
     inputs = drawn(ROWS, LENGTH, 5), drawn(sum(counts) * WIDTH, 5, seed=2), drawn(sum(counts) * WIDTH, seed=3)
-    hand = paired_queries_keys_values(*inputs, layout, counts, normalise=normalise)
+    hand = paired_queries_keys_values(*inputs, layout, counts, normalize=normalize)
     products = F.linear(*inputs).unflatten(-1, (-1, WIDTH))
-    plain = queries_keys_values(products, layout, counts, normalise=normalise)
+    plain = queries_keys_values(products, layout, counts, normalize=normalize)
     order = torch.arange(WIDTH).view(2, -1).T.flatten()  # of channels: pairs side by side
     plain = (plain[0][..., order], plain[1][..., order], plain[2])
     slopes = [torch.arange(y.numel(), dtype=y.dtype).view(y.shape).cos() for y in plain]
@@ -166,18 +166,18 @@ def test_a_stack_computes_the_same_both_ways(both_ways, attention, dropout):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_convolution_over_neighbours_anywhere(shared):
+def test_a_convolution_over_neighbors_anywhere(shared):
     convolution = ShortConvolution(WIDTH, 3).double()
     torch.nn.init.normal_(convolution.weight)
     x = torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True)
-    neighbours = torch.randint(-1, 7, (1 if shared else 2, 3, 7), generator=torch.Generator().manual_seed(0))
-    found = convolution._gathered(x, x, neighbours)
+    neighbors = torch.randint(-1, 7, (1 if shared else 2, 3, 7), generator=torch.Generator().manual_seed(0))
+    found = convolution._gathered(x, x, neighbors)
     with torch.no_grad():
-        plain = convolution._gathered(x, x, neighbours)
+        plain = convolution._gathered(x, x, neighbors)
     torch.testing.assert_close(found, plain)
     expected = x
     for k, weight in enumerate(convolution.weight):
-        entry = neighbours[:, k, :, None]
+        entry = neighbors[:, k, :, None]
         expected = expected + x.take_along_dim(entry.clamp_min(0), 1) * (entry >= 0) * weight
     torch.testing.assert_close(found, expected)
     slope = torch.randn(found.shape, dtype=found.dtype)

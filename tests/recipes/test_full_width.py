@@ -11,7 +11,7 @@ from adlm.data.synthetic import Synthetic
 from adlm.models.network import Vocabulary
 from adlm.randomness import Noise
 from adlm.recipes.named import FAMILIES, recipe
-from adlm.train.plan import known_vocabulary
+from adlm.train.workload import known_vocabulary
 
 
 def first_losses(name, *, steps):

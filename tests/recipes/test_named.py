@@ -13,8 +13,9 @@ from adlm.objectives.nelbo import AnchoredCrossEntropy, Anelbo
 from adlm.objectives.objective import CrossEntropy
 from adlm.recipes.matched import MATCHED_BASELINES
 from adlm.recipes.named import FAMILIES, matched, recipe, recipes
-from adlm.train.plan import EFFICIENCY, known_vocabulary, memory, row_length, summary
+from adlm.train.plan import EFFICIENCY, memory, summary
 from adlm.train.run import Run
+from adlm.train.workload import known_vocabulary, row_length
 from tests.errors import raises
 
 NAMES = [

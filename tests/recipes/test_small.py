@@ -9,7 +9,7 @@ from adlm.data.synthetic import Synthetic
 from adlm.models.network import Vocabulary
 from adlm.randomness import Noise
 from adlm.recipes.named import FAMILIES, recipe
-from adlm.train.plan import known_vocabulary, row_length
+from adlm.train.workload import known_vocabulary, row_length
 
 NAMES = [f"{corpus}-{kind}" for corpus in ("demo", "text8", "wikitext2") for kind in FAMILIES[corpus].kinds]
 

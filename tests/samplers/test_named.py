@@ -45,7 +45,7 @@ from adlm.samplers import (
     TopK,
     TopP,
 )
-from adlm.samplers.named import default_sampler, named_samplers, option_types, sampler_for
+from adlm.samplers.named import named_samplers, option_types, sampler_for
 from tests.errors import raises
 
 MASK = 5
@@ -166,8 +166,8 @@ def test_filters_come_in_their_usual_order_however_they_are_given(names):
 
 
 def test_without_a_name_the_models_kind_decides():
-    assert sampler_for(MASKED, None, {}) == default_sampler(MASKED) == Ancestral()
-    assert sampler_for(CAUSAL, None, {}) == default_sampler(CAUSAL) == LeftToRight()
+    assert sampler_for(MASKED, None, {}) == Ancestral()
+    assert sampler_for(CAUSAL, None, {}) == LeftToRight()
 
 
 @pytest.mark.parametrize("name", named_samplers())

@@ -29,23 +29,9 @@ from adlm.objectives.objective import CrossEntropy
 from adlm.randomness import Noise
 from adlm.recipes.named import recipe
 from adlm.train.optimizers import AdamW, Muon
-from adlm.train.plan import (
-    EFFICIENCY,
-    KNOWN,
-    VOCABULARIES,
-    Known,
-    block_sizes,
-    check_memory,
-    fractions,
-    known_vocabulary,
-    lasting_memory,
-    matmul_speed,
-    memory,
-    plan,
-    row_length,
-    summary,
-)
+from adlm.train.plan import EFFICIENCY, check_memory, lasting_memory, matmul_speed, memory, plan, summary
 from adlm.train.run import Run, TrainConfig
+from adlm.train.workload import KNOWN, VOCABULARIES, Known, block_sizes, fractions, known_vocabulary, row_length
 from adlm.types import Batch
 from tests.errors import raises
 

@@ -22,7 +22,6 @@ from adlm.text_model import TextModel
 from adlm_studies.code.benchmarks import (
     CodeProblem,
     count_lossy,
-    cut_at,
     encode_problem,
     pass_at,
     read_problems,
@@ -161,11 +160,6 @@ def test_a_tokenizer_that_cannot_spell_a_solution_is_noticed():
     problems = [CodeProblem("p", "", "the cat", ""), CodeProblem("q", "", "return x", "")]
     assert count_lossy(problems, train_words(["the cat"])) >= 1
     assert count_lossy(problems, TOKENIZER) == 0
-
-
-def test_answers_end_before_the_first_stop():
-    assert cut_at("    return 1\ndef g(): pass\nclass A", ("\nclass", "\ndef")) == "    return 1"
-    assert cut_at("    return 1", ("\ndef",)) == "    return 1"
 
 
 def test_problems_are_read_plain_and_zipped(data):

@@ -11,7 +11,8 @@ from adlm.data.anchored_process import AnchoredProcess, spread
 from adlm.data.synthetic import Synthetic
 from adlm.errors import ConfigError, UnknownName
 from adlm.models.costs import training_work
-from adlm.train.plan import known_vocabulary, summary
+from adlm.train.plan import summary
+from adlm.train.workload import known_vocabulary
 from adlm_studies.experiments.counting import ANCHORED, ANY_ORDER, CHAIN, anchored_excess, chain_excess
 from adlm_studies.experiments.rows_needed import crossing, curves_of, lead, sections
 from adlm_studies.experiments.sample_complexity import SIZES, SampleComplexity, TrainOnProcess

@@ -1,6 +1,6 @@
 """Three small runs side by side, to be stopped and started again.
 
-python -m tests.side_by_side_runs FOLDER
+python -m tests.studies.runs_to_stop FOLDER
 
 While FOLDER/slow exists, a step takes a moment, and FOLDER/NAME.runs says that it was taken.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import Interrupted
-from adlm.side_by_side import run_jobs
 from adlm.train.callbacks import Callback
 from adlm.train.fit import fit
 from adlm.train.metrics import StepMetrics
-from adlm.worker_processes import ProcessJob
+from adlm_studies.jobs import run_jobs
+from adlm_studies.worker_processes import ProcessJob
 from tests.train.processes import SMALL
 
 NAMES = ("a", "b", "c")

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from adlm.errors import AdlmError, ConfigError, DataError, JobsFailed, OutOfRange
-from adlm.side_by_side import JobWatcher, _Queue, default_workers, run_jobs
-from adlm.worker_processes import ProcessJob
+from adlm_studies.jobs import JobWatcher, _Queue, default_workers, run_jobs
+from adlm_studies.worker_processes import ProcessJob
 from tests.errors import raises
-from tests.side_by_side_jobs import describe, double, fail, hold, unsendable
-from tests.side_by_side_runs import NAMES, train
+from tests.studies.jobs_to_run import describe, double, fail, hold, unsendable
+from tests.studies.runs_to_stop import NAMES, train
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0  # seconds, before something that never comes is given up
 
 
@@ -182,7 +182,7 @@ def test_the_default_is_the_cores_this_process_may_use(monkeypatch):
 
 
 def start(root: Path) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "tests.side_by_side_runs", str(root)]
+    words = [sys.executable, "-m", "tests.studies.runs_to_stop", str(root)]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 

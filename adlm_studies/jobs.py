@@ -5,17 +5,14 @@ much faster than two runs in turn with two threads. The figures of a job are tho
 """
 
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from adlm.distributed import device_for
 from adlm.errors import AdlmError, ConfigError, Interrupted, JobsFailed, OutOfRange
-from adlm.worker_processes import ProcessJob, UnexpectedError, WorkerPool, pickled
+from adlm.train.stop_signal import stop_signal
+from adlm_studies.worker_processes import ProcessJob, UnexpectedError, WorkerPool, pickled
 
 
 class JobWatcher:
@@ -58,7 +55,7 @@ def run_jobs(
         raise OutOfRange("workers", workers, "1 or more")
     count = workers or default_workers()
     watcher, queue, told = watcher or JobWatcher(), _Queue(jobs), False
-    with _stop_signal() as stopped_by, WorkerPool(one_thread=count > 1) as pool:
+    with stop_signal() as stopped_by, WorkerPool(one_thread=count > 1) as pool:
         while True:
             if stopped_by() and not told:
                 told = True
@@ -170,28 +167,3 @@ class _Queue:
                 lost.add(other.name)
         self.left_out += [other.name for other in self.waiting if other.name in lost]
         self.waiting = [other for other in self.waiting if other.name not in lost]
-
-
-@contextmanager
-def _stop_signal() -> Iterator[Callable[[], int]]:
-    """Inside, SIGTERM and the first Ctrl-C are noted: yields a function that returns the signal's number, 0 before.
-
-    Signals belong to the main thread; in any other nothing is noted.
-    """
-    received = 0
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received = number
-
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield lambda: received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
