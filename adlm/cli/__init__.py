@@ -88,7 +88,9 @@ def _run(words: Sequence[str], package: str, prog: str) -> None:
         return
     import tyro
 
-    tyro.cli(module.command, prog=f"{prog} {name}", args=rest)
+    from adlm.cli.options import with_plain_help
+
+    tyro.cli(with_plain_help(module.command), prog=f"{prog} {name}", args=rest)
 
 
 def _without_imports(words: Sequence[str]) -> list[str]:
