@@ -80,7 +80,7 @@ def command(
         live: show the text while it is written, on a terminal.
         out: also write the texts to this file, one JSON object per line, with the sampler.
         device: auto, cpu, cuda or mps.
-        precision: of the network: bfloat16 is faster on processors that support it, int8 on any CPU; neither is exact.
+        precision: number format: bfloat16 is faster on processors that support it, int8 on any CPU; neither is exact.
         compile: compile the blocks with torch.compile; the first texts take longer.
         revision: a branch, tag or commit on the Hub.
     """

@@ -31,9 +31,9 @@ DESCRIPTION = "program.json"
 def export_program(model: TextModel, out: Path, to: Form = "torch-export", *, force: bool = False) -> None:
     """Write a folder with the program, `tokenizer.json`, and in `program.json` what else a caller has to know.
 
-    The program is for a CPU and float32, and takes any number of rows of any length that the model reads. Of a model that
-    reads blocks, or masked rows shifted by one, the reading from left to right is exported: what the others compute
-    depends on which tokens are masked.
+    The program is for a CPU and float32, and takes any number of rows of any length that the model reads. A model that
+    reads blocks, or masked rows shifted by one, is exported as it reads from left to right, because the operations of
+    its other readings depend on which tokens are masked.
 
     Args:
         force: replace a program that is there.

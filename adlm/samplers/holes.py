@@ -136,7 +136,7 @@ def _one_each(constraints: Sequence[Wording | None] | None, holes: Sequence[Hole
     if isinstance(constraints, Wording) or len(constraints) != len(holes):
         found = "one that is not in a list" if isinstance(constraints, Wording) else f"{len(constraints)}"
         raise ConfigError(
-            f"constraints must be a list with one per hole ({len(holes)}), got {found}", subject="constraints"
+            f"there must be one constraint per hole ({len(holes)}), in a list; got {found}", subject="constraints"
         )
     for each in constraints:
         if each is not None and not isinstance(each, Wording):

@@ -227,7 +227,7 @@ def test_the_loop_in_the_documentation_writes_a_text(models, tmp_path, monkeypat
     page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     (code,) = (block for block in blocks if "onnxruntime" in block)
-    export_program(models["adlm"], tmp_path / "box-onnx", "onnx")
+    export_program(models["adlm"], tmp_path / "mdlm-onnx", "onnx")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(code.replace("Once upon a time", "abc"), names)
