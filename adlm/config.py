@@ -177,7 +177,7 @@ def _dataclass(expected: type[Any], data: dict[str, Any], where: str) -> Any:
     known = {field.name: field for field in fields(cls) if field.init}
     for key in data:
         if key != "kind" and key not in known:
-            raise UnknownName(f"field of {kind} at {where}", str(key), known)
+            raise UnknownName("field", str(key), known, where=f"in {where}")
     for name, field in known.items():
         if name not in data and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{where} has no {name}, which {kind} needs", subject=f"{where}.{name}")
@@ -194,7 +194,7 @@ def _class(expected: type[Any], kind: object, where: str) -> type[Any]:
     if isinstance(found, type) and issubclass(found, expected) and not getattr(found, "__abstractmethods__", None):
         return found
     known = registry.kinds(group) if group else {expected.__name__: expected}
-    raise UnknownName(f"kind of {expected.__name__} at {where}", str(kind), known)
+    raise UnknownName(expected.__name__, str(kind), known, where=f"for {where}")
 
 
 def with_changes(value: T, changes: Sequence[str]) -> T:
@@ -219,7 +219,7 @@ def with_changes(value: T, changes: Sequence[str]) -> T:
                 )
             name = _OLD_FIELDS.get(inner["kind"], {}).get(name, name)
             if name not in inner or name == "kind":
-                raise UnknownName(f"field of {inner['kind']} at {where}", name, [key for key in inner if key != "kind"])
+                raise UnknownName("field", name, [key for key in inner if key != "kind"], where=f"in {where}")
             if depth < len(parents):
                 inner = inner[name]
             else:

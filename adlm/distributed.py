@@ -141,9 +141,9 @@ def device_for(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = f" ({str(error).splitlines()[0]})" if name.partition(":")[0] in ("cpu", "cuda", "mps") else ""
         raise ConfigError(
-            f"the device {name!r} cannot be used ({reason}); use auto, cpu, cuda or mps", subject=str(name)
+            f"the device {name!r} cannot be used{reason}; use auto, cpu, cuda or mps", subject=str(name)
         ) from error
     return device
 

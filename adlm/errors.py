@@ -116,15 +116,20 @@ class JobsFailed(TrainingError):
 
 
 class UnknownName(ConfigError):
-    """A name that is not among `known`."""
+    """A name that is not among `known`.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        self.kind, self.name, self.known = kind, name, sorted(known)
+    Args:
+        where: what should have it, as in "in train".
+        listed: the command that lists all names, if they are too many for a message.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "", listed: str = "") -> None:
+        self.kind, self.name, self.known, self.where = kind, name, sorted(known), where
         close = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         super().__init__(
-            f"there is no {kind} {name!r}",
-            fix=f"{hint}known: {', '.join(self.known)}",
+            f"there is no {kind} {name!r}" + (f" {where}" if where else ""),
+            fix=hint + (f"`{listed}` lists all" if listed else f"known: {', '.join(self.known)}"),
             subject=name,
         )
 

@@ -114,7 +114,7 @@ def test_every_value_of_a_wrong_type_is_refused_with_its_place(value, change):
     with pytest.raises(ConfigError) as caught:
         from_json(Everything, {**to_json(value), name: wrong})
     error = caught.value
-    place = error.kind if isinstance(error, UnknownName) else error.subject
+    place = error.where if isinstance(error, UnknownName) else error.subject
     assert f"config.{name}" in place
 
 
@@ -149,9 +149,11 @@ def test_a_class_of_the_group_is_read_where_its_base_is_expected(base, value):
 
 def test_mistakes_are_named_with_their_place():
     good = to_json(TrainConfig())
-    with raises(UnknownName, kind="field of TrainConfig at config", name="stepps"):
+    with raises(UnknownName, kind="field", where="in config", name="stepps"):
         from_json(TrainConfig, {**good, "stepps": 3})
-    with raises(UnknownName, kind="kind of OptimizerConfig at config.optimizer", name="Adam", known=["AdamW", "Muon"]):
+    with raises(
+        UnknownName, kind="OptimizerConfig", where="for config.optimizer", name="Adam", known=["AdamW", "Muon"]
+    ):
         from_json(TrainConfig, {**good, "optimizer": {"kind": "Adam"}})
     with raises(ConfigError, subject="config.optimizer.betas[0]"):
         from_json(TrainConfig, {**good, "optimizer": {"kind": "AdamW", "betas": ["no", 1]}})

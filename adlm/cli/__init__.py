@@ -28,12 +28,12 @@ COMMANDS = {
     "push": "upload a trained model to the Hugging Face Hub, with its card",
     "recipes": "list the named runs and networks, or show one and what it needs",
     "sample": "generate texts, from a prompt or from scratch; --live shows them appear",
-    "serve": "serve models over HTTP: OpenAI's completions, infilling, scores, and streams of texts as they appear",
-    "studio": "open a page on which texts appear around their anchors, to watch and to edit",
+    "serve": "serve models over HTTP: OpenAI-compatible completions, infilling, scores, streaming",
+    "studio": "open a page in the browser to watch a model write, and to edit the text",
     "train": "train a recipe, on one process or under torchrun; an interrupted run resumes",
 }
 
-ABOUT = """Anchored diffusion language models: train, measure, sample, explain and serve them.
+ABOUT = """Anchored diffusion language models: train, adapt, evaluate, sample and serve them.
 
   --version        print the version
   --import MODULE  with any command: first import a module that registers classes of yours (see the page "Extend")"""
@@ -78,7 +78,7 @@ def _run(words: Sequence[str], package: str, prog: str) -> None:
         return
     name, rest = words[0], list(words[1:])
     if name not in found:
-        raise UnknownName("command" if prog == "adlm" else f"command of {prog}", name, found)
+        raise UnknownName("command", name, found, where="" if prog == "adlm" else f"of {prog}")
     module = importlib.import_module(found[name].module)
     if hasattr(module, "COMMANDS"):
         _run(rest, module.__name__, f"{prog} {name}")
@@ -88,7 +88,9 @@ def _run(words: Sequence[str], package: str, prog: str) -> None:
         return
     import tyro
 
-    tyro.cli(module.command, prog=f"{prog} {name}", args=rest)
+    from adlm.cli.options import with_plain_help
+
+    tyro.cli(with_plain_help(module.command), prog=f"{prog} {name}", args=rest)
 
 
 def _without_imports(words: Sequence[str]) -> list[str]:

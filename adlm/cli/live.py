@@ -33,7 +33,7 @@ class LiveView:
         self, model: TextModel, console: Console, *, limit: int | None = None, layout: BlockLayout | None = None
     ) -> None:
         self.mask_id, self.limit, self.console = model.tokenizer.mask_id, limit, console
-        self.causal, self.anchored = model.network.causal, model.network.stages > 1
+        self.end, self.anchored = model.tokenizer.roles.eos_id, model.network.stages > 1
         self.layout = layout if layout is not None and layout.size > 1 else None
         self.rule, self.pieces = anchor_rule(model.config), Pieces(model.tokenizer)
         roles = model.tokenizer.roles
@@ -53,7 +53,7 @@ class LiveView:
 
     def __call__(self, event: StepEvent) -> None:
         fresh, taken = event.fresh.cpu(), event.remasked.cpu()
-        self.written += count_written(event, self.causal)
+        self.written += count_written(event, self.end)
         if event.step == 0:  # another canvas: what this step has not written was given
             self.given = (event.tokens.cpu() != self.mask_id) & ~fresh
             self.fresh, self.taken = torch.zeros_like(fresh), torch.zeros_like(taken)
@@ -182,7 +182,9 @@ class _Blocks(NamedTuple):
         return f"block {min(self.now - self.base + 1, count)} of {count}"
 
 
-def count_written(event: StepEvent, causal: bool) -> int:
-    """Tokens that a step has written, less those it masked again. From left to right it is one per row: what follows an
-    end token is filled up, not written."""
-    return int(event.fresh.any(-1).sum()) if causal else int(event.fresh.sum()) - int(event.remasked.sum())
+def count_written(event: StepEvent, end: int) -> int:
+    """Tokens that a step has written, less those it masked again. What follows the token `end` is filled up, not
+    written."""
+    ends = event.fresh & (event.tokens == end)
+    filled = ends & (ends.cumsum(-1) > 1)
+    return int((event.fresh & ~filled).sum()) - int(event.remasked.sum())

@@ -21,7 +21,8 @@ def passes_on(words: Sequence[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(ABOUT)
         return
-    harness = optional_module("lm_eval.__main__", extra="lm-eval", purpose="adlm lm-eval")
+    optional_module("lm_eval", extra="lm-eval", purpose="adlm lm-eval")
+    harness = importlib.import_module("lm_eval.__main__")
     importlib.import_module("adlm.evaluate.lm_eval")  # which registers the model
     sys.argv = ["adlm lm-eval", *words]  # where the harness looks
     harness.cli_evaluate()

@@ -65,7 +65,7 @@ class SourceOptions:
         field: the field or column that holds the text. Numbers, as in 2,3, are columns of a CSV without a header line.
         documents: what a document is in a text file.
         detokenizer: undo a corpus's tokenization, by name.
-        revision: of a Hub data set.
+        revision: a branch, tag or commit of a Hub data set.
         streaming: read a Hub data set without storing it.
         replace_bad_bytes: read bytes that are not UTF-8 as U+FFFD instead of stopping.
     """

@@ -72,7 +72,9 @@ def command(
     try:
         run = recipe(name)
     except UnknownName as error:
-        raise (UnknownName("recipe", name, [*error.known, *networks]) if error.kind == "recipe" else error) from None
+        if error.kind != "recipe":
+            raise
+        raise UnknownName("recipe", name, [*error.known, *networks], listed="adlm recipes") from None
     for option, value in given.items():
         if value is not None:
             raise ConfigError(

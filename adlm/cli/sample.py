@@ -80,7 +80,7 @@ def command(
         live: show the text while it is written, on a terminal.
         out: also write the texts to this file, one JSON object per line, with the sampler.
         device: auto, cpu, cuda or mps.
-        precision: of the network: bfloat16 is faster on processors that support it, int8 on any CPU; neither is exact.
+        precision: number format: bfloat16 is faster on processors that support it, int8 on any CPU; neither is exact.
         compile: compile the blocks with torch.compile; the first texts take longer.
         revision: a branch, tag or commit on the Hub.
     """
@@ -156,14 +156,15 @@ def opened(
 class Meter:
     """A step callback that counts what samplers write, and calls another.
 
+    end: the token at which texts end.
     passes: through the network, counted per row: a row takes those of each step that writes in it.
     """
 
-    def __init__(self, causal: bool, then: Callable[[StepEvent], None] | None = None) -> None:
-        self.causal, self.then, self.tokens, self.passes, self.seconds = causal, then, 0, 0, 0.0
+    def __init__(self, end: int, then: Callable[[StepEvent], None] | None = None) -> None:
+        self.end, self.then, self.tokens, self.passes, self.seconds = end, then, 0, 0, 0.0
 
     def __call__(self, event: StepEvent) -> None:
-        self.tokens += count_written(event, self.causal)
+        self.tokens += count_written(event, self.end)
         self.passes += event.passes * int(event.fresh.any(-1).sum())
         if self.then is not None:
             self.then(event)
@@ -184,7 +185,7 @@ def watching(
         if live and console().is_terminal
         else nullcontext() as view
     ):
-        meter, began = Meter(model.network.causal, view), time.perf_counter()
+        meter, began = Meter(model.tokenizer.roles.eos_id, view), time.perf_counter()
         yield meter
         meter.seconds = time.perf_counter() - began
 

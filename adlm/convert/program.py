@@ -31,7 +31,9 @@ DESCRIPTION = "program.json"
 def export_program(model: TextModel, out: Path, to: Form = "torch-export", *, force: bool = False) -> None:
     """Write a folder with the program, `tokenizer.json`, and in `program.json` what else a caller has to know.
 
-    The program is for a CPU and float32, and takes any number of rows of any length that the model reads.
+    The program is for a CPU and float32, and takes any number of rows of any length that the model reads. A model that
+    reads blocks, or masked rows shifted by one, is exported as it reads from left to right, because the operations of
+    its other readings depend on which tokens are masked.
 
     Args:
         force: replace a program that is there.
@@ -46,8 +48,15 @@ def export_program(model: TextModel, out: Path, to: Form = "torch-export", *, fo
             f"{asked}: {type(model.network).__name__} is a network of another library; export it with that library",
             subject="network",
         )
+    if model.network.reads_blocks and 1 not in model.block_sizes:
+        raise ConfigError(
+            f"{asked}: of a model with blocks or shifted rows only the reading from left to right can be exported, and "
+            "this one was not trained for it",
+            subject="block_size",
+        )
     network = model.config.build().eval()
     network.load_state_dict(model.network.state_dict())  # whole, on the CPU, neither compiled nor in 8 bits
+    network = network.in_blocks(1) if network.reads_blocks else network
     program = _program(network, model.config)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
@@ -58,7 +67,7 @@ def export_program(model: TextModel, out: Path, to: Form = "torch-export", *, fo
             torch.export.save(program, new / PROGRAMS[to])
         model.tokenizer.save(new)
         (new / TOKENIZER[1]).unlink()  # the description says that too
-        (new / DESCRIPTION).write_text(json.dumps(_description(model, PROGRAMS[to]), indent=2) + "\n")
+        (new / DESCRIPTION).write_text(json.dumps(_description(model, network, PROGRAMS[to]), indent=2) + "\n")
         out.mkdir(exist_ok=True)
         for old in (DESCRIPTION, *PROGRAMS.values()):
             (out / old).unlink(missing_ok=True)
@@ -162,9 +171,9 @@ def _outputs(network: LanguageModel) -> list[str]:
     return ["logits"] if network.anchor_head is None else ["anchor_logits", "logits"]
 
 
-def _description(model: TextModel, program: str) -> dict[str, Any]:
+def _description(model: TextModel, network: LanguageModel, program: str) -> dict[str, Any]:
     """What a sampler has to know: ids, how rows of training looked, what the program takes and gives."""
-    network, rows, roles = model.network, model.config.packing, model.tokenizer.roles
+    rows, roles = model.config.packing, model.tokenizer.roles
     before, after = rows.frame(roles)
     return {
         "program": program,

@@ -380,7 +380,7 @@ def open_source(
         dataset, _, config = name.removeprefix(_HUB).partition(":")
         return _with_options(HubDataset(dataset, config or None), options)
     if not is_path:
-        raise UnknownName("data set", name, registry.names("dataset"))
+        raise UnknownName("file or data set", name, registry.names("dataset"))
     local = _with_options(TextFiles(name), options)
     try:
         local.peek()

@@ -59,7 +59,7 @@ def recipe(name: str) -> Run:
         return family.make(kind)
     base, _, size = name.rpartition("-")
     if base not in known or size not in SIZES:
-        raise UnknownName("recipe", name, known)
+        raise UnknownName("recipe", name, known, listed="adlm recipes")
     family, kind = known[base]
     if size not in family.sizes:
         raise UnknownName(f"size of {base}", size, family.sizes)

@@ -195,7 +195,8 @@ class Choice(Wording):
     def __post_init__(self) -> None:
         if not isinstance(self.options, tuple) or not self.options or not all(self.options):
             raise ConfigError(
-                f"Choice takes a tuple of texts, none of them empty, got {self.options!r}", subject="Choice.options"
+                f"the options of a Choice must be a tuple of texts that are not empty, got {self.options!r}",
+                subject="Choice.options",
             )
 
     def language(self, spot: Spot) -> Language:

@@ -136,7 +136,7 @@ def _one_each(constraints: Sequence[Wording | None] | None, holes: Sequence[Hole
     if isinstance(constraints, Wording) or len(constraints) != len(holes):
         found = "one that is not in a list" if isinstance(constraints, Wording) else f"{len(constraints)}"
         raise ConfigError(
-            f"constraints must be a list with one per hole ({len(holes)}), got {found}", subject="constraints"
+            f"there must be one constraint per hole ({len(holes)}), in a list; got {found}", subject="constraints"
         )
     for each in constraints:
         if each is not None and not isinstance(each, Wording):
@@ -151,10 +151,12 @@ def _lengths(hole: Hole, language: Language, wording: Wording | None) -> Sequenc
         possible = language.lengths
     if not possible:
         known = f"; its options have {', '.join(map(str, language.lengths))}" if language.lengths else ""
+        count = hole.least if hole.least == hole.most else f"{hole.least} to {hole.most}"
         raise ConfigError(
-            f"cannot fill {hole.written} by {wording or 'text'}",
-            f"no {hole.least if hole.least == hole.most else f'{hole.least} to {hole.most}'} tokens are right{known}",
-            "change the token counts or the constraint; write spaces before the hole, not into the constraint",
+            f"cannot fill {hole.written} so that it meets {wording or 'the constraint'}",
+            f"no text of {count} token{'s' if hole.most > 1 else ''} does{known}",
+            "change the token counts, as in [MASK:1-3], or the constraint; write spaces before the hole, not into the "
+            "constraint",
             subject=hole.written,
         )
     return possible

@@ -68,6 +68,8 @@ def known_vocabulary(data: DataConfig) -> Vocabulary:
     if Path(name).exists():
         roles = load_tokenizer(name).roles
         return Vocabulary(roles.vocab_size, roles.mask_id)
+    if isinstance(data, Corpus):
+        data.open()  # if the file is missing, that is the error to tell
     raise ConfigError(
         f"cannot plan a run with the tokenizer {name!r}",
         "the size of its vocabulary is not known here",

@@ -7,7 +7,7 @@ COMMANDS = {
     ),
     "evaluate code": (
         "adlm_studies.cli.code",
-        "HumanEval and MBPP: the bound of reference solutions, or with --run pass@k of the model's own",
+        "HumanEval and MBPP: the bound of the reference solutions, or pass@k of the model's own (--run)",
     ),
     "experiment": (
         "adlm_studies.cli.experiment",

@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Measure the cost of reference solutions given their prompts, or with --run pass@k of the model's solutions.
 
-    --run executes unreviewed programs in a process with little time, memory and rights. Use it on a machine that you
-    can afford to lose.
+    With --run, unreviewed programs are executed, in a process with limited time, memory and rights. Use it on a machine
+    that you can afford to lose.
 
     Args:
         model: the folder of a model, or its name on the Hugging Face Hub; not needed with --solutions.
@@ -56,7 +56,7 @@ def command(
         problems: take only this many problems, the first ones.
         run: execute solutions and count those that pass.
         solutions: with --run: measure these solutions instead of writing some: .jsonl with a task_id and a completion
-            on each line, the completion as it follows the prompt.
+            on each line; the completion is what follows the prompt.
         n: solutions to write per problem.
         k: values of k for pass@k, separated by commas; those above n are left out.
         draws: noise levels per solution, for bounds.
@@ -69,7 +69,7 @@ def command(
         seed: seed of masks and solutions.
         out: the result, as JSON; by default in runs/evaluate. Solutions are written next to it, as .solutions.jsonl.
         device: auto, cpu, cuda or mps.
-        revision: of a model on the Hub.
+        revision: a branch, tag or commit of a model on the Hub.
     """
     check_counts(problems=problems, n=n, draws=draws)
     _check(model, run, solutions)

@@ -11,7 +11,7 @@ from adlm_studies.report.page import write_report
 
 
 def command(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")],
     /,
     *,
     out: Path = Path("report.html"),

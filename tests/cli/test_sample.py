@@ -191,12 +191,18 @@ def test_the_passes_reported_are_those_the_sampler_counts(name):
     if name == "draft-and-verify":
         stack = StackConfig(width=16, heads=2, layers=1, attention="block")
         model = OneStageConfig(stack, block_size=4, shift=True).build(VOCABULARY).eval()
-    meter = Meter(causal)
+    meter = Meter(end=VOCABULARY.size)
     canvas = Canvas.continuing([[1, 2]] * 3, 10, TOKENIZER.mask_id)
     few = {"steps": 12} if "steps" in named_samplers()[name].options else {}
     result = sampler_for(model, name, few).sample(model, canvas, noise=Noise(0), on_step=meter)
     assert meter.passes == result.network_calls
     assert meter.tokens == 24
+
+
+def test_what_follows_the_end_of_a_text_is_not_counted_as_written(capsys):
+    assert main(["sample", "box", "--sampler", "left-to-right", "--seed", "1", "--max-new-tokens", "250"]) == 0
+    tokens, passes = map(int, re.search(r" (\d+) tokens in .*, (\d+) row passes", capsys.readouterr().err).groups())
+    assert tokens == passes
 
 
 def test_texts_are_written_as_they_come(folder, monkeypatch, capsys):

@@ -24,7 +24,7 @@ from adlm.models.one_stage import OneStageConfig
 from adlm.models.stack import StackConfig
 from adlm.models.transformers_causal import TransformersCausalConfig
 from adlm.models.two_stage import TwoStageConfig
-from adlm.text_model import TextModel
+from adlm.text_model import TextModel, load
 from tests.conftest import TableModel
 from tests.errors import raises
 
@@ -138,6 +138,24 @@ def test_the_file_holds_no_weight_that_only_others_are_derived_from(loaded):
     assert not any("modulation" in name or "hand_over.project" in name for name in names)
 
 
+def test_a_model_that_reads_blocks_is_exported_as_it_reads_from_left_to_right(tmp_path):
+    box = load("box")
+    export_program(box, tmp_path / "box")
+    assert json.loads((tmp_path / "box" / "program.json").read_text())["left_to_right"]
+    tokens = torch.from_numpy(box.tokenizer.encode("The dog was happy and ran home.")).long()[None]
+    logits = torch.export.load(tmp_path / "box" / "model.pt2").module()(tokens)[-1]
+    left_to_right = box.network.in_blocks(1)
+    with torch.no_grad():
+        expected = left_to_right.logits(left_to_right.features(tokens).final)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_blocks_that_were_not_trained_from_left_to_right_cannot_be_exported(tmp_path):
+    network = OneStageConfig(StackConfig(width=4, heads=1, layers=1, attention="block"), block_size=4)
+    with raises(ConfigError, subject="block_size"):
+        export_program(model_of(network), tmp_path / "out")
+
+
 def test_a_description_and_a_tokenizer_lie_beside_the_program(folder):
     assert sorted(path.name for path in (folder / "mdlm").iterdir()) == ["model.pt2", "program.json", "tokenizer.json"]
     about = json.loads((folder / "mdlm" / "program.json").read_text())
@@ -209,7 +227,7 @@ def test_the_loop_in_the_documentation_writes_a_text(models, tmp_path, monkeypat
     page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     (code,) = (block for block in blocks if "onnxruntime" in block)
-    export_program(models["adlm"], tmp_path / "box-onnx", "onnx")
+    export_program(models["adlm"], tmp_path / "mdlm-onnx", "onnx")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(code.replace("Once upon a time", "abc"), names)
