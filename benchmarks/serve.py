@@ -1,10 +1,10 @@
 """Does sharing passes pay? Requests at once against the same requests one after another, with one model.
 
     python -m benchmarks.serve [MODEL] [--requests 16] [--steps 64] [--rounds 3] [--workers CORES]
-        [--sampler NAME] [--tokens N] [--against CHECKOUT]
+        [--sampler NAME [--block-size N]] [--tokens N] [--against CHECKOUT]
 
 Both sides write the same texts with the same seeds, in turns: four samplers, each with a quarter, a half, three
-quarters and all of the steps, or with `--sampler` all with the same. The naive side is a loop over
+quarters and all of the steps, or with `--sampler` one sampler and all of the steps. The naive side is a loop over
 `TextModel.generate`, with one thread or with all, whichever is quicker here. The other is `adlm serve`, a process of
 its own that every request reaches at once by HTTP and answers with a stream (`/v1/generate`); with `--against` also
 that of another checkout of this repository, in turns. The time to the first canvas event is from the request to that
@@ -38,15 +38,21 @@ from benchmarks._record import record
 UNMASKING = ("ancestral", "confidence", "first-hitting", "remdm-cap")
 
 
-def mixed(requests: int, steps: int, given: str | None, tokens: int | None) -> list[GenerateRequest]:
+def mixed(requests: int, steps: int, tokens: int | None) -> list[GenerateRequest]:
     """What people who do not know of each other may ask for at once."""
     asks = []
     for i in range(requests):
-        sampler = given or UNMASKING[i % 4]
-        counted = sampler not in ("left-to-right", "first-hitting")
-        own = max(1, steps * (1 + i // 4 % 4) // 4) if counted else None
-        asks.append(GenerateRequest(seed=i, steps=own, sampler=sampler, max_tokens=tokens, predictions=0))
+        sampler, own = UNMASKING[i % 4], max(1, steps * (1 + i // 4 % 4) // 4)
+        counted = own if sampler != "first-hitting" else None
+        asks.append(GenerateRequest(seed=i, steps=counted, sampler=sampler, max_tokens=tokens, predictions=0))
     return asks
+
+
+def alike(requests: int, sampler: str, steps: int, tokens: int | None, block_size: int | None) -> list[GenerateRequest]:
+    """Requests that differ in nothing but their seeds."""
+    counted = steps if sampler not in ("left-to-right", "first-hitting") else None
+    options = {"sampler": sampler, "steps": counted, "max_tokens": tokens, "block_size": block_size, "predictions": 0}
+    return [GenerateRequest.model_validate({**options, "seed": i}) for i in range(requests)]
 
 
 def quickest_threads(model: TextModel, ask: GenerateRequest) -> int:
@@ -148,13 +154,16 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--workers", type=int, default=torch.get_num_threads())
     options.add_argument("--sampler", help="of all requests; by default four, or left-to-right if no other can")
+    options.add_argument("--block-size", type=int, help="tokens per block, with --sampler; 0 for whole rows")
     options.add_argument("--tokens", type=int, help="of each text; by default as many as a row has")
     options.add_argument("--against", type=Path, help="another checkout, whose server is measured too")
     given = options.parse_args()
     model = load(given.model)
     model.network.eval()
     sampler = given.sampler or ("left-to-right" if model.network.causal else None)
-    asks = mixed(given.requests, given.steps, sampler, given.tokens)
+    asks = mixed(given.requests, given.steps, given.tokens)
+    if sampler is not None:
+        asks = alike(given.requests, sampler, given.steps, given.tokens, given.block_size)
     threads, cores = quickest_threads(model, asks[0]), torch.get_num_threads()
     torch.set_num_threads(threads)
     roots = {"adlm serve": Path(__file__).parents[1].resolve()}
@@ -211,10 +220,14 @@ def main() -> None:
     }
     kind = f"requests of {sampler}" if sampler else f"requests of mixed samplers, up to {given.steps} steps"
     length = f", {given.tokens} tokens" if given.tokens else ""
+    if sampler and given.block_size is not None:
+        kind += f" in blocks of {given.block_size}" if given.block_size else " over whole rows"
     method = (
         f"best of {given.rounds} rounds in turns, {given.requests} {kind}{length}, model {given.model}, {cores} cores"
     )
     name = "serve" if given.sampler is None else f"serve_{given.sampler.replace('-', '_')}"
+    if given.block_size is not None:
+        name += f"_{given.block_size}"
     record(name, rows_of, conclusion=conclusion, method=method)
 
 

@@ -42,7 +42,7 @@ class OnGrid(Unmasking, ABC):
         elif rule.reads_confidence:
             for step in range(self.steps):
                 self._take(step, state, rule)
-        elif state.on_step is None:
+        elif state.on_step is None or not state.whole:
             self._take_turns(state, grid(self.steps, self.schedule, rule))
         else:
             self._take_steps(state, grid(self.steps, self.schedule, rule))
@@ -82,9 +82,11 @@ class OnGrid(Unmasking, ABC):
     def _take_turns(self, state: SamplerState, over: Grid) -> None:
         """The same with as many rows in a pass as have something left to write."""
         for turn in turns(state, over):
+            fresh, remasked = state.to_device(turn.fresh), state.to_device(turn.remasked)
             if turn.remasked.any():
-                state.remask(state.to_device(turn.remasked))
-            state.reveal(state.to_device(turn.fresh), state.to_device(over.time[turn.steps]), turn.steps)
+                state.remask(remasked)
+            state.reveal(fresh, state.to_device(over.time[turn.steps]), turn.steps)
+            state.show(fresh, remasked)
 
     def _leap(self, state: SamplerState) -> None:
         """All steps, of which only those are taken that reveal something.

@@ -6,25 +6,31 @@ Shapes: B rows, L positions, N output positions.
 import torch
 from torch import Tensor
 
+from adlm.models.block_cache import FinishedBlocks
 from adlm.models.hand_over import AnchorState
 from adlm.samplers.network import Network
 
 
 class BlockReader:
-    """A reader of a network with block-causal attention. Counts its passes as `SamplerState` does.
+    """A reader of a network with block-causal attention.
 
     Args:
         stale_anchors: passes of a row that one computation of its anchor stage serves, within a block.
+        cache: that the rows have already.
+
+    calls, anchor_calls: passes of each row, counted as `SamplerState` does.
     """
 
-    def __init__(self, network: Network, tokens: Tensor, stale_anchors: int) -> None:
+    def __init__(
+        self, network: Network, tokens: Tensor, stale_anchors: int, cache: FinishedBlocks | None = None
+    ) -> None:
         self.network, self.tokens = network, tokens
         # An anchor stage that never sees the block serves all of it.
         self.stale_anchors = 1 << 30 if network.blind_anchor else stale_anchors
-        self.cache = network.finished_blocks(*tokens.shape)
+        self.cache = network.finished_blocks(*tokens.shape) if cache is None else cache
         self.start = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         self._start = [0] * len(tokens)
-        self.calls = self.anchor_calls = 0
+        self.calls, self.anchor_calls = [0] * len(tokens), [0] * len(tokens)
         self._stage: AnchorState | None = None
         self._age = torch.zeros_like(self.start)
 
@@ -78,13 +84,13 @@ class BlockReader:
         found = self.network.read_block(
             self.tokens[pick], start, self.cache, rows=some, output_mask=where[pick], stage=kept, **options
         )
-        count = len(start)
-        self.calls += count
+        anchored = found.stage is not None and (stage is None or left_to_right)
+        for row in range(len(rows)) if some is None else some:
+            self.calls[row] += 1
+            self.anchor_calls[row] += anchored
         if left_to_right:
-            self.anchor_calls += count if found.stage is not None else 0
             return found.final
         if found.stage is not None and stage is None:
-            self.anchor_calls += count
             if self._stage is None:
                 empty = (part.new_zeros(len(rows), *part.shape[1:]) for part in found.stage)
                 self._stage = AnchorState(*empty)

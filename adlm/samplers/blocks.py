@@ -88,25 +88,13 @@ class Blocks(Unmasking):
             self._fill_cached(state)
         else:
             self._fill_windows(state)
-        if state.stop is not None:
-            state.tokens[state.blank] = state.stop
 
     def _fill_cached(self, state: SamplerState) -> None:
-        everywhere, size = state.open, state.network.block_size
-        positions = torch.arange(everywhere.shape[1], device=everywhere.device)
-        state.whole = False
-        state.reader = BlockReader(state.network, state.tokens, state.stale_anchors)
-        ended = torch.zeros_like(everywhere[:, 0])
-        while bool((unfinished := (blank := state.blank).any(-1) & ~ended).any()):
-            # Rows stand at blocks of their own; all of them are filled together.
-            start = blank.long().argmax(-1) // size * size
-            begin = start[:, None]
-            state.reader.move(start)
-            state.open = everywhere & unfinished[:, None] & (positions >= begin) & (positions < begin + size)
+        walk = BlockWalk(state)
+        while walk.begin_block():
             self.inner.fill(state)
-            ended |= self._ended(state)
-            state.open = everywhere
-        state.count(state.reader)
+            walk.end_block()
+        walk.end()
 
     def _fill_windows(self, state: SamplerState) -> None:
         everywhere = state.open
@@ -127,13 +115,59 @@ class Blocks(Unmasking):
                 state.look(slice(seen, seen + window))
                 self.inner.fill(state)
             state.open = inside
-            over |= self._ended(state)[:, None]
+            over |= _ended(state)[:, None]
         state.open = everywhere
+        _fill_ended(state)
 
-    def _ended(self, state: SamplerState) -> Tensor:
-        """[B] bool: rows whose text ends in the open block."""
-        if state.stop is None:
-            return torch.zeros_like(state.open[:, 0])
-        ended = ((state.tokens == state.stop) & state.open).any(-1)
-        complete = state.complete(state.open.any(-1) & ~ended)
-        return ended if complete is None else ended | complete
+
+class BlockWalk:
+    """A canvas on its way through its blocks, for networks that cache finished ones.
+
+    Rows stand at blocks of their own. Whoever walks fills the open blocks of all rows in each step.
+    """
+
+    def __init__(self, state: SamplerState) -> None:
+        self.state, self._everywhere = state, state.open
+        self._positions = torch.arange(state.open.shape[1], device=state.open.device)
+        self._over = torch.zeros_like(state.open[:, 0])  # rows whose text has ended
+        state.whole = False
+        self.reader = state.reader = BlockReader(state.network, state.tokens, state.stale_anchors)
+
+    def begin_block(self) -> bool:
+        """Open the first block with a blank in every row that has not ended. False: there is none."""
+        state, size = self.state, self.state.network.block_size
+        blank = state.blank
+        unfinished = blank.any(-1) & ~self._over
+        if not bool(unfinished.any()):
+            return False
+        start = blank.long().argmax(-1) // size * size
+        begin = start[:, None]
+        self.reader.move(start)
+        inside = (self._positions >= begin) & (self._positions < begin + size)
+        state.open = self._everywhere & unfinished[:, None] & inside
+        return True
+
+    def end_block(self) -> None:
+        """Close the blocks, which are full now."""
+        self._over |= _ended(self.state)
+        self.state.open = self._everywhere
+
+    def end(self) -> None:
+        """Leave what is behind the end of a text."""
+        self.state.count(self.reader)
+        _fill_ended(self.state)
+
+
+def _ended(state: SamplerState) -> Tensor:
+    """[B] bool: rows whose text ends in the open block."""
+    if state.stop is None:
+        return torch.zeros_like(state.open[:, 0])
+    ended = ((state.tokens == state.stop) & state.open).any(-1)
+    complete = state.complete(state.open.any(-1) & ~ended)
+    return ended if complete is None else ended | complete
+
+
+def _fill_ended(state: SamplerState) -> None:
+    """Write the stop token at the blanks of rows that have ended."""
+    if state.stop is not None:
+        state.tokens[state.blank] = state.stop

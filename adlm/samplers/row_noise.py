@@ -20,13 +20,26 @@ Name: TypeAlias = str | int | NDArray[np.int64]  # an array [B] has the part of 
 class RowNoise:
     """Noise for sample ids [B] and positions up to a length L.
 
-    sample_ids: [B], unsigned.
+    Args:
+        noises: one of each row, or one of all.
+        sample_ids: [B], unsigned.
     """
 
-    def __init__(self, noise: Noise, sample_ids: Tensor, length: int) -> None:
-        self.noise = noise
-        self.sample_ids = sample_ids.cpu().numpy().astype(np.int64).view(np.uint64)
+    def __init__(self, noises: list[Noise], sample_ids: NDArray[np.uint64], length: int) -> None:
+        self.noises, self.sample_ids, self.length = noises, sample_ids, length
         self._positions = np.arange(length, dtype=np.uint64)
+
+    @classmethod
+    def of(cls, noise: Noise, sample_ids: Tensor, length: int) -> "RowNoise":
+        """The noise of rows that have one seed."""
+        return cls([noise], sample_ids.cpu().numpy().astype(np.int64).view(np.uint64), length)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[RowNoise]") -> "RowNoise":
+        """The noise of all rows of these."""
+        noises = [noise for part in parts for noise in part.noises * (len(part.sample_ids) // len(part.noises))]
+        ids = np.concatenate([part.sample_ids for part in parts])
+        return cls(noises, ids, max(part.length for part in parts))
 
     def uniform(self, *name: Name) -> NDArray[np.float64]:
         """Uniform numbers [B, L] in (0, 1)."""
@@ -34,8 +47,8 @@ class RowNoise:
 
     def uniforms(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
         """The numbers [steps, B, L] of `uniform(name, step)` for each step."""
-        seeds = np.array([self.noise.fork(name, step).seed for step in steps], dtype=np.uint64)
-        return uniform_at(seeds[:, None, None], self.sample_ids[:, None], self._positions)
+        seeds = np.array([self.seeds((name, step)) for step in steps], dtype=np.uint64)
+        return uniform_at(seeds[:, :, None], self.sample_ids[:, None], self._positions)
 
     def bits(self, name: Sequence[Name], row: Tensor, position: Tensor) -> NDArray[np.int64]:
         """Random bits [N], one number for each row and position [N]."""
@@ -48,7 +61,9 @@ class RowNoise:
         return bits_at(own, self.sample_ids[rows], position.cpu().numpy().view(np.uint64)).view(np.int64)
 
     def seeds(self, name: Sequence[Name]) -> NDArray[np.uint64]:
-        """The seed of each row's numbers of this name, [B], or [1] if the name is the same for all rows."""
-        size = max((len(part) for part in name if isinstance(part, np.ndarray)), default=1)
+        """The seed of each row's numbers of this name, [B], or [1] if noise and name are the same for all rows."""
+        size = max([len(self.noises), *(len(part) for part in name if isinstance(part, np.ndarray))])
+        noises = self.noises if len(self.noises) == size else [*self.noises] * size
         each = [part.tolist() if isinstance(part, np.ndarray) else [part] * size for part in name]
-        return np.array([self.noise.fork(*own).seed for own in zip(*each, strict=True)], dtype=np.uint64)
+        seeds = [noise.fork(*own).seed for noise, *own in zip(noises, *each, strict=True)]
+        return np.array(seeds, dtype=np.uint64)

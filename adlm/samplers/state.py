@@ -164,7 +164,7 @@ class SamplerState:
         on_draw: DrawCallback | None = None,
         stop: int | StopRule | None = None,
     ) -> None:
-        self.network, self.canvas, self.noise = network, canvas, noise
+        self.network, self.canvas = network, canvas
         self.stop_rule = StopRule(stop) if isinstance(stop, int) else stop
         self.stop = None if self.stop_rule is None else self.stop_rule.token
         self.on_step, self.on_draw = on_step, on_draw
@@ -178,7 +178,7 @@ class SamplerState:
         self.reader: BlockReader | None = None
         self._stage: AnchorState | None = None
         self._age = torch.zeros_like(canvas.sample_ids)
-        self.row_noise = RowNoise(noise, canvas.sample_ids, self.tokens.shape[1])
+        self.row_noise = RowNoise.of(noise, canvas.sample_ids, self.tokens.shape[1])
 
     @property
     def blank(self) -> Tensor:
@@ -295,10 +295,15 @@ class SamplerState:
         self.tokens[where], self.confidence[where] = self.network.vocabulary.mask_id, torch.inf
 
     def show(self, fresh: Tensor, remasked: Tensor | None = None, *, steps: int | None = None, passes: int = 1) -> None:
-        """Call the step callback: a step is done, of so many in all, in so many passes of each of its rows."""
+        """Call the step callback: a step is done, of so many in all, in so many passes of each of its rows.
+
+        Where the number of steps is not known, those that change nothing are not counted.
+        """
         if self.on_step is not None:
-            nothing = torch.zeros_like(fresh) if remasked is None else remasked
-            self.on_step(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, nothing, passes))
+            remasked = torch.zeros_like(fresh) if remasked is None else remasked
+            if not self.whole and not bool((fresh | remasked).any()):
+                return
+            self.on_step(StepEvent(self.shown, steps if self.whole else None, self.tokens, fresh, remasked, passes))
         self.shown += 1
 
     def sample(self) -> Sample:
@@ -307,10 +312,8 @@ class SamplerState:
 
     def count(self, reader: BlockReader) -> None:
         """Add the passes of a reader, which has done its work."""
-        self.network_calls, self.anchor_calls = (
-            self.network_calls + reader.calls,
-            self.anchor_calls + reader.anchor_calls,
-        )
+        self.network_calls += sum(reader.calls)
+        self.anchor_calls += sum(reader.anchor_calls)
         self.reader = None
 
     def look(self, window: slice) -> None:

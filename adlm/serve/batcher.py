@@ -7,17 +7,20 @@ each are quicker than one pass of all rows spread over two, since small products
 import math
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import torch
 
 from adlm.models.language_model import LanguageModel
+from adlm.samplers.blocks import Blocks
 from adlm.samplers.sampler import Sampler
 from adlm.samplers.state import SamplerState
 from adlm.serve.batched_network import BatchedNetwork
+from adlm.serve.block_filling import BlockFilling, fits_a_group
+from adlm.serve.block_group import BlockGroup
 from adlm.serve.block_pool import BlockPools
 from adlm.serve.network_calls import MOST_POSITIONS, Alone, NetworkCall
 from adlm.serve.row_batch import RowBatch
@@ -57,6 +60,7 @@ class Batcher:
         self.network = network
         self.passes = self.rows = self.running = self._filling = 0
         self._batches: list[RowBatch] = []  # that have a row, each of them waiting for its turn or having it
+        self._groups: list[BlockGroup] = []  # each with a thread of its own
         self._waiting: list[_Waiting] = []
         self._pools = BlockPools()
         self._closed, self._took = False, 0.0
@@ -96,51 +100,108 @@ class Batcher:
     def shared(self, ticket: Ticket) -> BatchedNetwork:
         """The network for one request."""
 
-        def ask(network: LanguageModel, call: NetworkCall) -> Any:
-            ticket.check()
-            ticket.calls += call.rows > 0
-            waiting = _Waiting(ticket, call, network)
-            with self._changed:
-                if self._closed:
-                    raise Cancelled
-                self._waiting.append(waiting)
-                self._changed.notify_all()
-            waiting.done.wait()
-            if waiting.error is not None:
-                raise waiting.error
-            return waiting.result
-
         def fill(network: LanguageModel, sampler: Sampler, state: SamplerState, record: Record | None) -> bool:
-            if not fits_a_batch(sampler, state):
+            if fits_a_batch(sampler, state):
+                self._fill_rows(network, RowFilling(state, ticket, record))
+            elif fits_a_group(sampler, state):
+                self._fill_blocks(network, cast("Blocks", sampler), BlockFilling(state, ticket, record))
+            else:
                 return False
-            self._fill(network, RowFilling(state, ticket, record))
             return True
 
-        return BatchedNetwork(self.network, ask, fill, self._pools)
+        return BatchedNetwork(self.network, partial(self._ask, ticket), fill, self._pools)
 
-    def _fill(self, network: LanguageModel, filling: RowFilling) -> None:
+    def _ask(self, ticket: Ticket, network: LanguageModel, call: NetworkCall) -> Any:
+        """The result of a call, computed by a lane."""
+        ticket.check()
+        ticket.calls += call.rows > 0
+        waiting = _Waiting(ticket, call, network)
+        with self._changed:
+            if self._closed:
+                raise Cancelled
+            self._waiting.append(waiting)
+            self._changed.notify_all()
+        waiting.done.wait()
+        if waiting.error is not None:
+            raise waiting.error
+        return waiting.result
+
+    def _fill_rows(self, network: LanguageModel, filling: RowFilling) -> None:
         """Write the rows of a request together with those of others."""
         filling.skip(filling.start)
+        while not filling.done:
+            with self._changed:
+                self._filling += 1
+            try:
+                self._wait_in(partial(self._enter, network), filling)
+            finally:
+                with self._changed:
+                    self._filling -= 1
+        filling.skip(filling.length)
+
+    def _fill_blocks(self, network: LanguageModel, sampler: Blocks, filling: BlockFilling) -> None:
+        """Write a request block by block together with others. Its prompt is read before that, with its first block."""
+        walk = filling.walk
+        if walk.begin_block():
+            if int(walk.reader.start.max()) > 2 * network.block_size:
+                sampler.inner.fill(filling.state)
+                walk.end_block()
+            while not filling.done:
+                self._wait_in(partial(self._enter_group, network, sampler), filling)
+                filling.tell_later()
+        walk.end()
+
+    def _wait_in(self, enter: Callable[[Any], None], filling: RowFilling | BlockFilling) -> None:
+        """Enter a batch or group, and wait until its work for the request is done, or whoever reads has caught up."""
+        with self._changed:
+            if self._closed:
+                raise Cancelled
+            enter(filling)
+            self.running -= 1  # it asks for no passes meanwhile
+        filling.stopped.wait()
+        with self._changed:
+            self.running += 1
+        if filling.error is not None:
+            raise filling.error
+        filling.stopped.clear()
+        while not filling.done and filling.ticket.held():
+            filling.ticket.check()
+            time.sleep(_BEHIND)
+
+    def _enter_group(self, network: LanguageModel, sampler: Blocks, filling: BlockFilling) -> None:
+        """Join the group with the fewest rows, as in `_enter`."""
+        key = (sampler, network.attention, network.block_size, id(filling.cache.pool))
+        size = filling.rows * filling.length
+        fitting = [group for group in self._groups if group.key == key and group.load + size <= MOST_POSITIONS]
+        lightest = min(fitting, key=lambda group: group.load, default=None)
+        if lightest is not None and sum(group.key == key for group in self._groups) >= len(self._lanes):
+            lightest.waiting.append(filling)
+            return
+        group = BlockGroup(sampler, key)
+        group.waiting.append(filling)
+
+        def ask(network: LanguageModel, call: NetworkCall) -> Any:
+            group.check()
+            return self._ask(Ticket(math.inf), network, call)
+
+        group.network = BatchedNetwork(network, ask, lambda *_: False, self._pools)
+        self._groups.append(group)
+        self.running += 1
+        threading.Thread(target=self._write_blocks, args=(group,), name="blocks", daemon=True).start()
+
+    def _write_blocks(self, group: BlockGroup) -> None:
+        """The work of a group, until it has no requests."""
+        torch.set_num_threads(1)
         while True:
             with self._changed:
-                if self._closed:
-                    raise Cancelled
-                self.running -= 1  # it asks for no passes meanwhile
-                self._filling += 1
-                self._enter(network, filling)
-            filling.stopped.wait()
-            with self._changed:
-                self.running += 1
-                self._filling -= 1
-            if filling.error is not None:
-                raise filling.error
-            if filling.done:
-                break
-            filling.stopped.clear()
-            while filling.ticket.held():
-                filling.ticket.check()
-                time.sleep(_BEHIND)
-        filling.skip(filling.length)
+                if not group.join():
+                    self._groups.remove(group)
+                    self.running -= 1
+                    return
+            try:
+                group.step()
+            except BaseException as error:
+                group.cancel(error)
 
     def _enter(self, network: LanguageModel, filling: RowFilling) -> None:
         """Join the batch with the fewest rows: there is one for each lane, and more where there are too many rows."""

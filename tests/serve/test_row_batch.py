@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from adlm.models.cache import Cache
 from adlm.samplers import Canvas, LeftToRight, RepetitionPenalty, Temperature, TopK
 from adlm.samplers.recording import RecordingNetwork
+from adlm.samplers.sampler import Sampler
 from adlm.samplers.stopping import StopRule
 from adlm.serve.engine import Engine
 from adlm.serve.ticket import Cancelled
@@ -30,6 +32,8 @@ PROMPTS: list[list[int]] = [[], [5, 6, 7], [8], [5, 6, 7], [9, 10, 11, 12, 13], 
 class Told:
     """One request, and everything that it is told."""
 
+    samplers: Sequence[Sampler] = SAMPLERS
+
     def __init__(self, number: int, rows: int = 1, rule: StopRule | None = None, length: int = 0) -> None:
         self.number, self.rows, self.rule = number, rows, rule
         self.length = length or 10 + 2 * number
@@ -40,7 +44,7 @@ class Told:
     def __call__(self, model: TextModel, _: object = None) -> list[list[int]]:
         prompt = PROMPTS[self.number % len(PROMPTS)]
         canvas = Canvas.continuing([prompt] * self.rows, self.length, model.tokenizer.mask_id)
-        sampler = SAMPLERS[self.number % len(SAMPLERS)]
+        sampler = self.samplers[self.number % len(self.samplers)]
         model = model.read_by(sampler)
         network = RecordingNetwork(model.network, canvas, self.record) if self.rows == 1 else None
         sample = model.fill(
