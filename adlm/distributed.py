@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adlm.errors import AdlmError, ConfigError
+from adlm.errors import AdlmError, ConfigError, first_line
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ def device_for(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = f" ({str(error).splitlines()[0]})" if name.partition(":")[0] in ("cpu", "cuda", "mps") else ""
+        reason = f" ({first_line(error)})" if name.partition(":")[0] in ("cpu", "cuda", "mps") else ""
         raise ConfigError(
             f"the device {name!r} cannot be used{reason}; use auto, cpu, cuda or mps", subject=str(name)
         ) from error

@@ -136,7 +136,7 @@ class UnknownName(ConfigError):
 
 def first_line(error: BaseException) -> str:
     """What an error of another library says, in one line."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def optional_module(module: str, *, extra: str, purpose: str) -> ModuleType:

@@ -27,7 +27,7 @@ LAYERS = [
     ["anchors", "models", "data"],
     ["config"],
     ["registry"],
-    ["lazy", "types", "errors", "files", "memory", "matrix_products", "randomness", "distributed", "resumable"],
+    ["lazy", "types", "errors", "files", "memory", "randomness", "distributed", "resumable"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

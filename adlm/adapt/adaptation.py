@@ -18,6 +18,7 @@ from adlm.adapt.preparation import (
     adaptation_data,
     adaptation_run,
     adapted_packing,
+    is_self,
     prepare_source,
     self_count,
 )
@@ -122,7 +123,7 @@ def planned_run(
         model.save(folder)
         parts = adaptation_data(data, folder, packing, folder)
         if options.steps is None:
-            rows += sum(len(part.prepare().train) for part, each in zip(parts, data, strict=True) if not _own(each))
+            rows += sum(len(part.prepare().train) for part, each in zip(parts, data, strict=True) if not is_self(each))
         run = adaptation_run(model, target, parts, folder, options, name="adapted", length=packing.length, rows=rows)
     return run, model.config.vocabulary
 
@@ -175,10 +176,6 @@ def _estimates(stored: dict[str, list[float]]) -> dict[int, Estimate]:
 
 def _stored(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _own(name: str) -> bool:
-    return name.partition(":")[0] == SELF
 
 
 def _valid(name: str, table: Table | None) -> Table:

@@ -73,11 +73,16 @@ class AdaptOptions:
             raise ConfigError("use either lora or adapter_rank", subject="adapter_rank")
 
 
+def is_self(name: str) -> bool:
+    """Whether a data set is the texts that the model samples: self:N."""
+    return name.partition(":")[0] == SELF
+
+
 def self_count(data: Sequence[str]) -> int:
     """The number of texts to sample: N of self:N, or 0. Refuses data without a name."""
     if not data:
         raise ConfigError("nothing to train on", fix="give --data CORPUS or --data self:5000", subject="data")
-    own = [name.partition(":")[2] for name in data if name.partition(":")[0] == SELF]
+    own = [name.partition(":")[2] for name in data if is_self(name)]
     if not own:
         return 0
     if len(own) > 1 or not own[0].isdecimal():
@@ -118,7 +123,7 @@ def prepare_source(
 def _documents(data: Sequence[str], out: Path) -> Iterator[str]:
     """All text of the data, to train on and held out."""
     for name in data:
-        if name.partition(":")[0] == SELF:
+        if is_self(name):
             yield from self_texts(out / SELF)
         else:
             source = open_source(name)
@@ -131,7 +136,7 @@ def adaptation_data(data: Iterable[str], folder: Path, packing: Packing, own: Pa
     """Each data set as rows of the model in `folder`; the sampled texts are in `own`."""
     return tuple(
         self_data(own, str(folder), packing)
-        if name.partition(":")[0] == SELF and isinstance(packing, Padded)
+        if is_self(name) and isinstance(packing, Padded)
         else Corpus(name, str(folder), packing)
         for name in data
     )

@@ -16,7 +16,7 @@ from adlm.samplers.state import StepEvent
 from adlm.text_model import TextModel
 
 _PAUSE = 1 / 15  # seconds between two pictures, at least
-_SHARE = 10  # of the time, one part in so many goes into pictures, at most
+_PICTURES = 10  # at most one part in so many of the time goes into pictures
 _BLANK, _TAKEN_BACK, _ANCHOR, _SPECIAL = "dim", "red", "bold cyan", "dim"
 _FRESH, _IN_BLOCK, _OPEN_BLOCK, _FINISHED = "reverse", "underline", "yellow", "green"
 
@@ -64,7 +64,7 @@ class LiveView:
         if now < self.due and event.step:
             return
         self.live.update(self.picture(event), refresh=True)
-        self.due = time.perf_counter() + max(_PAUSE, (_SHARE - 1) * (time.perf_counter() - now))
+        self.due = time.perf_counter() + max(_PAUSE, (_PICTURES - 1) * (time.perf_counter() - now))
         self.fresh, self.taken = torch.zeros_like(fresh), torch.zeros_like(taken)
 
     def picture(self, event: StepEvent) -> Group:

@@ -35,16 +35,14 @@ def opened(path: Path, asked: str) -> Iterator[Any]:
         with safe_open(path, "pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        found = f"{path.name} cannot be read: {error}"
-        raise ModelError(f"{asked}: {found}", subject=path.name) from error
+        raise ModelError(f"{asked}: {path.name} cannot be read: {error}", subject=path.name) from error
 
 
 def row_length(settings: Mapping[str, Any], length: int | None, asked: str) -> int:
     """The length of rows: as asked for, or as many tokens as the model reads, at most `LONGEST`."""
     positions = natural(settings, "n_positions") or natural(settings, "max_position_embeddings") or LONGEST
     if length is not None and length > positions:
-        found = f"rows of {length:,} tokens for a model of {positions:,}"
-        raise ModelError(f"{asked}: {found}", subject="length")
+        raise ModelError(f"{asked}: rows of {length:,} tokens for a model of {positions:,}", subject="length")
     return length or min(positions, LONGEST)
 
 

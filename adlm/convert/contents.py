@@ -73,8 +73,7 @@ def _weights_in(folder: Path, asked: str) -> Path:
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    found = f"neither {' nor '.join(_WEIGHTS)} in the folder"
-    raise ModelError(f"{asked}: {found}", subject=_WEIGHTS[0])
+    raise ModelError(f"{asked}: neither {' nor '.join(_WEIGHTS)} in the folder", subject=_WEIGHTS[0])
 
 
 @contextmanager
@@ -92,8 +91,7 @@ def _checkpoint(path: Path, asked: str) -> Iterator[Contents]:
             raise ModelError(f"{asked}: no state_dict in it", subject="state_dict")
         other = [key for key, value in state.items() if not isinstance(value, StoredTensor)]
         if other:
-            found = f"keys that are not tensors: {some(other)}"
-            raise ModelError(f"{asked}: {found}", subject=other[0])
+            raise ModelError(f"{asked}: keys that are not tensors: {some(other)}", subject=other[0])
         hyper_parameters = lookup(content, "hyper_parameters")
         shadow = lookup(content, "ema", "shadow_params")
         if shadow is not None and not (isinstance(shadow, list) and all(isinstance(s, StoredTensor) for s in shadow)):
@@ -124,13 +122,11 @@ def _safetensors(path: Path, asked: str) -> Iterator[Contents]:
             weights, bare = _current({key: file.get_tensor(key) for key in file.keys()}, asked)  # noqa: SIM118
             ours = (file.metadata() or {}).get(METADATA)
     except (SafetensorError, OSError) as error:
-        found = f"it cannot be read: {error}"
-        raise ModelError(f"{asked}: {found}", subject=path.name) from error
+        raise ModelError(f"{asked}: it cannot be read: {error}", subject=path.name) from error
     try:
         config = from_json(ModelConfig, json.loads(ours)) if ours else None
     except (ConfigError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        found = f"its metadata {METADATA} makes no sense: {error}"
-        raise ModelError(f"{asked}: {found}", subject=METADATA) from error
+        raise ModelError(f"{asked}: its metadata {METADATA} makes no sense: {error}", subject=METADATA) from error
     yield Contents(weights, description=SEDD if bare else Description(), config=config)
 
 

@@ -180,8 +180,7 @@ def settings_of(folder: Path, asked: str) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        found = f"{CONFIG} cannot be read: {error}"
-        raise ModelError(f"{asked}: {found}", subject=CONFIG) from error
+        raise ModelError(f"{asked}: {CONFIG} cannot be read: {error}", subject=CONFIG) from error
     if not isinstance(settings, dict):
         raise ModelError(f"{asked}: {CONFIG} is not an object", subject=CONFIG)
     if "format" in settings and "network" in settings:

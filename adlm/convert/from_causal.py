@@ -119,8 +119,7 @@ def assembled(
     try:
         network = replace(family.network(settings), start=start)
     except ConfigError as error:
-        found = f"config.json describes no network: {error.asked}"
-        raise ModelError(f"{asked}: {found}", subject=error.subject) from error
+        raise ModelError(f"{asked}: config.json describes no network: {error.asked}", subject=error.subject) from error
     config = native_config(network, tokenizer, packing, asked=asked)
     weights = _NamedWeights(stored, family, asked)
     unused = count_unused(len(weights(family.embedding)), tokenizer, asked)

@@ -79,8 +79,7 @@ def _converted(contents: Contents, options: Options, asked: str) -> Converted:
         config = contents.config
         # Before anything is built from it: a file may claim any depth.
         if depths(config.network) != layers or config.vocabulary.size != size:
-            found = f"metadata {METADATA} of another model"
-            raise ModelError(f"{asked}: {found}", subject="network")
+            raise ModelError(f"{asked}: metadata {METADATA} of another model", subject="network")
     model = _filled(config, {ours: chosen[theirs] for theirs, ours in names.items()}, asked)
     if kind == "AR" and contents.config is None:
         embedding = model.get_parameter("embedding.tokens.weight")
@@ -271,8 +270,7 @@ def _filled(config: ModelConfig, weights: Mapping[str, Stored], asked: str) -> L
         shapes = {name: parameter.shape for name, parameter in config.build().named_parameters()}
     if shapes.keys() != weights.keys():
         differing = sorted(shapes.keys() ^ weights.keys())
-        found = f"weights that do not belong together: {some(differing)}"
-        raise ModelError(f"{asked}: {found}", subject=differing[0])
+        raise ModelError(f"{asked}: weights that do not belong together: {some(differing)}", subject=differing[0])
     for name, shape in shapes.items():
         stored = weights[name]
         if tuple(stored.shape) != tuple(shape) or not stored.dtype.is_floating_point:
@@ -284,6 +282,5 @@ def _filled(config: ModelConfig, weights: Mapping[str, Stored], asked: str) -> L
         for name, parameter in model.named_parameters():
             parameter.copy_(loaded[name])
             if not parameter.isfinite().all():
-                found = f"{name} holds numbers that are not finite"
-                raise ModelError(f"{asked}: {found}", subject=name)
+                raise ModelError(f"{asked}: {name} holds numbers that are not finite", subject=name)
     return model

@@ -66,8 +66,7 @@ def _check_keys(model: TransformersCausal, shapes: dict[str, tuple[int, ...]], a
     names |= {name.removeprefix(f"{model.network.base_model_prefix}.") for name in names}
     extra = sorted(name for name in shapes if name not in names and not BUFFERS.fullmatch(name))
     if extra:
-        found = f"keys {len(extra)} not known: {some(extra)}"
-        raise ModelError(f"{asked}: {found}; {DIFFERENT}", subject=extra[0])
+        raise ModelError(f"{asked}: keys {len(extra)} not known: {some(extra)}; {DIFFERENT}", subject=extra[0])
 
 
 def _embeddings(model: TransformersCausal, shapes: dict[str, tuple[int, ...]], asked: str) -> int:

@@ -30,8 +30,7 @@ def read_scored_pieces(path: Path, size: int, *, asked: str) -> Tokenizer:
     names = [*_SPECIAL, *_BYTES, *(piece.replace(" ", SPACE) for piece in pieces[_FIRST:])]
     vocabulary = {name: index for index, name in enumerate(names)}
     if size < _FIRST or len(vocabulary) != size:
-        found = f"{path.name} has pieces that occur twice, or no bytes"
-        raise ModelError(f"{asked}: {found}", subject=path.name)
+        raise ModelError(f"{asked}: {path.name} has pieces that occur twice, or no bytes", subject=path.name)
     merges = [
         (name[:k], name[k:])
         for name in sorted(names[_FIRST:], key=lambda name: -scores[vocabulary[name]])
@@ -60,8 +59,7 @@ def _contents(path: Path, size: int, asked: str) -> tuple[list[float], list[str]
             pieces.append(data[at + 8 : at + 8 + length].decode())
             at += 8 + length
     except (struct.error, ValueError) as error:
-        found = f"{path.name} cannot be read: {error}"
-        raise ModelError(f"{asked}: {found}", subject=path.name) from error
+        raise ModelError(f"{asked}: {path.name} cannot be read: {error}", subject=path.name) from error
     if len(pieces) != size:
         found = f"{path.name} has {len(pieces):,} pieces, the model {size:,} tokens"
         raise ModelError(f"{asked}: {found}", subject=path.name)

@@ -173,18 +173,6 @@ class PromptRows(RaggedRows):
             digest.update(array.tobytes())
         self._key = digest.hexdigest()
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def key(self) -> str:
-        return self._key
-
-    @property
-    def length(self) -> int:
-        return self._length
-
 
 def _one_file(path: str) -> Path:
     _, files = find_files(path)

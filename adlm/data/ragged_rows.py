@@ -24,6 +24,21 @@ class RaggedRows(Table):
     given_lengths: NDArray[np.int64]
     pad_id: int
     padding_counts: bool
+    _name: str
+    _key: str
+    _length: int
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    @property
+    def length(self) -> int:
+        return self._length
 
     def __len__(self) -> int:
         return len(self.row_lengths)

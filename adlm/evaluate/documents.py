@@ -227,7 +227,7 @@ def document_rows(
         raise OutOfRange("stride", step, f"1 to {length}, the length of a row")
     begin, end = (np.array(ids, np.int64) for ids in packing.frame(tokenizer.roles))
     text: list[NDArray[np.uint32]] = []
-    windows: list[NDArray[np.int64]] = []  # [n, 6]: start, length, given, owner, characters, bytes
+    windows: list[Ids] = []
     size = items = read = characters_read = 0
     for group in grouped(map(Piece, source.documents(split)), _GROUP_CHARACTERS):
         for ids, characters, byte_counts in spelled([piece.text for piece in group], tokenizer):
@@ -237,17 +237,8 @@ def document_rows(
             ids = np.concatenate([begin, ids, end])
             if not len(ids):  # nothing that the tokenizer knows, and no end token to write
                 continue
-            count = 1 + max(0, -(-(len(ids) - length) // step))
-            starts = np.arange(count) * step
-            ends = np.minimum(starts + length, len(ids))
-            first = np.concatenate([[0], ends[:-1]])  # to be scored
-            fractions = [
-                np.concatenate([[0], np.cumsum(np.pad(each, (len(begin), len(end))))])
-                for each in (characters, byte_counts)
-            ]
-            owner = np.full(count, items)
-            columns = [size + starts, ends - starts, first - starts, owner, *(s[ends] - s[first] for s in fractions)]
-            windows.append(np.stack(columns, -1))
+            sizes = [np.pad(each, (len(begin), len(end))) for each in (characters, byte_counts)]
+            windows.append(_windows(len(ids), sizes, length, step, at=size, owner=items))
             text.append(ids.astype(np.uint32))
             size, items = size + len(ids), items + 1
         if limit is not None and items >= limit:
@@ -276,6 +267,23 @@ def document_rows(
         read,
         characters_read,
     )
+
+
+def _windows(count: int, sizes: Sequence[Ids], length: int, step: int, *, at: int, owner: int) -> Ids:
+    """The rows of a document of `count` tokens, [n, 6]: start, length, given, owner, characters, bytes.
+
+    Args:
+        sizes: characters and bytes of each token.
+        length, step: of a row, and from one row to the next.
+        at: where the document begins in the text.
+    """
+    starts = np.arange(1 + max(0, -(-(count - length) // step))) * step
+    ends = np.minimum(starts + length, count)
+    first = np.concatenate([[0], ends[:-1]])  # to be scored
+    sums = [np.concatenate([[0], np.cumsum(each)]) for each in sizes]
+    owners = np.full(len(starts), owner)
+    columns = [at + starts, ends - starts, first - starts, owners, *(each[ends] - each[first] for each in sums)]
+    return np.stack(columns, -1)
 
 
 def text_facts(table: TextRows, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:

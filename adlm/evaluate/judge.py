@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from adlm.data.packing import Packing
 from adlm.data.tokenizer import Tokenizer
-from adlm.errors import ConfigError, DataError, ModelError, OutOfRange, optional_module
+from adlm.errors import ConfigError, DataError, ModelError, OutOfRange, first_line, optional_module
 from adlm.evaluate.measurement import Measurement
 from adlm.models.gguf_files import SEPARATOR, SMOLLM2, read_gguf, smollm2_file
 from adlm.models.io import load_model
@@ -340,9 +340,8 @@ def _from_folder(name: str, asked: str) -> tuple[Any, Any]:
             name, trust_remote_code=False, dtype=torch.float32, use_safetensors=True
         )
     except Exception as error:  # transformers raises many kinds for a damaged file
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         fix = "name smollm2, or a folder or Hub name with a causal model as safetensors and its tokenizer"
-        raise ModelError(asked, reason, fix, subject=name) from error
+        raise ModelError(asked, first_line(error), fix, subject=name) from error
     return network, tokenizer
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from adlm.errors import ConfigError
-from adlm.matrix_products import inference_products
 from adlm.models.layers import linear, positions_in
+from adlm.models.matrix_products import inference_products
 from adlm.models.network import Vocabulary
 
 

@@ -9,7 +9,7 @@ import tokenizers
 import torch
 from tokenizers import pre_tokenizers
 
-from adlm.errors import MissingExtra, ModelError, optional_module
+from adlm.errors import MissingExtra, ModelError, first_line, optional_module
 
 SMOLLM2 = "smollm2"
 SEPARATOR = "<|endoftext|>"  # between texts in the training of SmolLM2; its begin token is one of conversations
@@ -37,8 +37,7 @@ def read_gguf(path: Path, *, asked: str, purpose: str) -> GgufModel:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, **given)
         network = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **given)
     except Exception as error:  # transformers and the reader of GGUF raise many kinds for a damaged file
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{asked}: {reason}", subject=str(path)) from error
+        raise ModelError(f"{asked}: {first_line(error)}", subject=str(path)) from error
     _split_as_the_file_says(tokenizer.backend_tokenizer, path)
     return GgufModel(network, tokenizer)
 

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adlm.errors import ConfigError, OutOfRange
-from adlm.matrix_products import inference_products
 from adlm.models.block import Block, Outputs
 from adlm.models.block_cache import FinishedBlocks
 from adlm.models.cache import Cache
 from adlm.models.derived import Deriving
 from adlm.models.hand_gradients import SHORT, by_hand
 from adlm.models.layers import CleanSites, Layout, Norm, Rotary, TimeEmbedding, positions_in
+from adlm.models.matrix_products import inference_products
 
 # Which positions a position sees: those to its left; its block and all blocks before it; or all.
 Attention = Literal["causal", "block", "full"]

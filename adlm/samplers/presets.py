@@ -3,12 +3,12 @@
 Parameters are the options that users give by name; `common` has the filters and `stale_anchors`.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 from adlm.errors import ConfigError
 from adlm.samplers.ancestral import Remasking
 from adlm.samplers.ordered import Ordered
-from adlm.samplers.orders import AnchorConfidence, AnyOrder, Confidence, LeastEntropy, Margin
+from adlm.samplers.orders import AnchorConfidence, AnyOrder, Confidence, LeastEntropy, Margin, Order
 from adlm.samplers.paces import Above, EntropyBound, InSteps, Pace, PerStep
 from adlm.samplers.remasking import ByConfidence, Cap, FlowCorrector, ForwardBackward, Loop, Rescale
 
@@ -51,30 +51,66 @@ def dfm(*, steps: int = 256, **common: Any) -> Remasking:
     return Remasking(rule=FlowCorrector(), steps=steps, **common)
 
 
-def confidence(
+def _pace(
     *,
     steps: int | None = None,
     tokens_per_step: int | None = None,
     threshold: float | None = None,
     gamma: float | None = None,
-    **common: Any,
-) -> Ordered:
-    """Writes the drawn tokens first that the model is most certain of (MaskGIT, LLaDA)."""
-    pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
-    return Ordered(order=Confidence(), pace=pace, **common)
+) -> Pace:
+    paces = {
+        "steps": None if steps is None else InSteps(steps),
+        "tokens_per_step": None if tokens_per_step is None else PerStep(tokens_per_step),
+        "threshold": None if threshold is None else Above(threshold),
+        "gamma": None if gamma is None else EntropyBound(gamma),
+    }
+    given = {name: pace for name, pace in paces.items() if pace is not None}
+    if len(given) > 1:
+        raise ConfigError(
+            f"use only one of {' and '.join(given)}: each says how much a step writes",
+            subject=" and ".join(given),
+        )
+    return next(iter(given.values()), InSteps())
 
 
-def margin(
-    *,
-    steps: int | None = None,
-    tokens_per_step: int | None = None,
-    threshold: float | None = None,
-    gamma: float | None = None,
-    **common: Any,
-) -> Ordered:
-    """Writes first where the most likely token is furthest ahead of the second."""
-    pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
-    return Ordered(order=Margin(), pace=pace, **common)
+class PacedPreset(Protocol):
+    """A function that makes a sampler with an order of its own, at the pace that one of four options sets."""
+
+    def __call__(
+        self,
+        *,
+        steps: int | None = None,
+        tokens_per_step: int | None = None,
+        threshold: float | None = None,
+        gamma: float | None = None,
+        **common: Any,
+    ) -> Ordered: ...
+
+
+def _paced(order: Order, summary: str, *, agreeing: bool = False) -> PacedPreset:
+    def preset(
+        *,
+        steps: int | None = None,
+        tokens_per_step: int | None = None,
+        threshold: float | None = None,
+        gamma: float | None = None,
+        **common: Any,
+    ) -> Ordered:
+        pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
+        return Ordered(order=order, pace=pace, agreeing=agreeing, **common)
+
+    preset.__doc__ = summary
+    return preset
+
+
+confidence = _paced(Confidence(), "Writes the drawn tokens first that the model is most certain of (MaskGIT, LLaDA).")
+margin = _paced(Margin(), "Writes first where the most likely token is furthest ahead of the second.")
+anchor_first = _paced(AnchorConfidence(), "Writes first where the anchor stage is most certain.")
+agreeing = _paced(
+    Confidence(),
+    "Writes as confidence does, and at once wherever the anchor stage and the denoiser agree.",
+    agreeing=True,
+)
 
 
 def entropy(
@@ -98,51 +134,3 @@ def threshold(*, threshold: float = Above.score, **common: Any) -> Ordered:
 def random(*, steps: int | None = None, tokens_per_step: int | None = None, **common: Any) -> Ordered:
     """Writes in random order, equally many tokens per step."""
     return Ordered(order=AnyOrder(), pace=_pace(steps=steps, tokens_per_step=tokens_per_step), **common)
-
-
-def anchor_first(
-    *,
-    steps: int | None = None,
-    tokens_per_step: int | None = None,
-    threshold: float | None = None,
-    gamma: float | None = None,
-    **common: Any,
-) -> Ordered:
-    """Writes first where the anchor stage is most certain."""
-    pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
-    return Ordered(order=AnchorConfidence(), pace=pace, **common)
-
-
-def agreeing(
-    *,
-    steps: int | None = None,
-    tokens_per_step: int | None = None,
-    threshold: float | None = None,
-    gamma: float | None = None,
-    **common: Any,
-) -> Ordered:
-    """Writes as confidence does, and at once wherever the anchor stage and the denoiser agree."""
-    pace = _pace(steps=steps, tokens_per_step=tokens_per_step, threshold=threshold, gamma=gamma)
-    return Ordered(order=Confidence(), pace=pace, agreeing=True, **common)
-
-
-def _pace(
-    *,
-    steps: int | None = None,
-    tokens_per_step: int | None = None,
-    threshold: float | None = None,
-    gamma: float | None = None,
-) -> Pace:
-    paces = {
-        "steps": None if steps is None else InSteps(steps),
-        "tokens_per_step": None if tokens_per_step is None else PerStep(tokens_per_step),
-        "threshold": None if threshold is None else Above(threshold),
-        "gamma": None if gamma is None else EntropyBound(gamma),
-    }
-    given = {name: pace for name, pace in paces.items() if pace is not None}
-    if len(given) > 1:
-        raise ConfigError(
-            f"use only one of {' and '.join(given)}: each says how much a step writes",
-            subject=" and ".join(given),
-        )
-    return next(iter(given.values()), InSteps())

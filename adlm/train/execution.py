@@ -21,7 +21,7 @@ import torch
 from adlm.config import to_json
 from adlm.data.prepare import default_cache
 from adlm.files import write_atomically
-from adlm.matrix_products import Library, faster_library, keeps_float32, multiplied_by
+from adlm.models.matrix_products import Library, faster_library, keeps_float32, multiplied_by
 from adlm.models.network import NetworkConfig, Vocabulary
 from adlm.objectives.objective import costs
 

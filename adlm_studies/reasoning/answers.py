@@ -6,6 +6,7 @@ that were measured on the same problems. McNemar's test is the exact one.
 
 import math
 import re
+from abc import ABC
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
@@ -18,6 +19,16 @@ _Z = 1.959963984540054  # the normal law has 95 % within
 _SIGN = r"(?:(?<![0-9.)\]%a-zA-Z])([-−])\$?)?"
 _NUMBER = re.compile(_SIGN + r"((?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 _TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
+
+
+class NumberAnswers(Task, ABC):
+    """A task whose answers are numbers."""
+
+    def parse_answer(self, text: str) -> str | None:
+        return number_in(text)
+
+    def is_correct(self, found: str | None, problem: Problem) -> bool:
+        return same_number(found, problem.answer)
 
 
 def number_in(text: str) -> str | None:

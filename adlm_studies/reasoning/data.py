@@ -234,18 +234,6 @@ class ReasoningTable(RaggedRows):
         self._key = digest.hexdigest()
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def key(self) -> str:
-        return self._key
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
     def thoughts(self) -> int:
         """Positions for thoughts in each row."""
         return int(self._targets.shape[1])

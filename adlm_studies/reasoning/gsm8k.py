@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adlm.errors import DataError, OutOfRange
-from adlm_studies.reasoning.answers import number_in, same_number
+from adlm_studies.reasoning.answers import NumberAnswers, number_in
 from adlm_studies.reasoning.problem import (
     Problem,
-    Task,
     check_split,
     malformed,
     published_file,
@@ -48,7 +47,7 @@ def numbers_along(steps: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Gsm8k(Task):
+class Gsm8k(NumberAnswers):
     """The original files, train.jsonl and test.jsonl; a step is a line of the answer.
 
     Args:
@@ -78,18 +77,12 @@ class Gsm8k(Task):
         part = {"train": f" without {last} problems", "valid": f", {last} problems of it", "test": ""}[split]
         return f"published: {self._file('test' if split == 'test' else 'train').name}{part}"
 
-    def parse_answer(self, text: str) -> str | None:
-        return number_in(text)
-
-    def is_correct(self, found: str | None, problem: Problem) -> bool:
-        return same_number(found, problem.answer)
-
     def _file(self, split: str) -> Path:
         return published_file(published_folder(self.folder, self.name), f"{split}.jsonl", self.name)
 
 
 @dataclass(frozen=True)
-class Gsm8kEquations(Task):
+class Gsm8kEquations(NumberAnswers):
     """The equation form, train.txt, valid.txt and test.txt; a step is an equation.
 
     Args:
@@ -112,12 +105,6 @@ class Gsm8kEquations(Task):
         path = self._file(split)
         original = "the equations of GSM8K's original training file, without the questions of valid.txt"
         return f"published: {path.name if path.suffix == '.txt' else original}"
-
-    def parse_answer(self, text: str) -> str | None:
-        return number_in(text)
-
-    def is_correct(self, found: str | None, problem: Problem) -> bool:
-        return same_number(found, problem.answer)
 
     def _file(self, split: str) -> Path:
         check_split(split)

@@ -7,7 +7,7 @@ from random import Random
 from string import ascii_lowercase
 
 from adlm.errors import ConfigError
-from adlm_studies.reasoning.answers import number_in, same_number
+from adlm_studies.reasoning.answers import NumberAnswers
 from adlm_studies.reasoning.gsm8k import numbers_along
 from adlm_studies.reasoning.problem import GeneratedTask, Problem
 
@@ -16,7 +16,7 @@ _LETTER = re.compile(r"(?<![a-zA-Z])[a-z](?![a-zA-Z])")
 
 
 @dataclass(frozen=True)
-class Arithmetic(GeneratedTask):
+class Arithmetic(NumberAnswers, GeneratedTask):
     """Operations on numbers of one digit, one after the other: (3+5)*2=? with the steps <<3+5=8>> <<8*2=16>>.
 
     Signs are as frequent as each other wherever all three are possible; no result is below one or above `largest`.
@@ -39,12 +39,6 @@ class Arithmetic(GeneratedTask):
                 f"largest={self.largest}",
                 subject=self.name,
             )
-
-    def parse_answer(self, text: str) -> str | None:
-        return number_in(text)
-
-    def is_correct(self, found: str | None, problem: Problem) -> bool:
-        return same_number(found, problem.answer)
 
     def draw(self, dice: Random) -> Problem:
         value = dice.randint(1, 9)

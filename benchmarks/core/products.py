@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from adlm.matrix_products import Library, faster_library, multiplied_by
 from adlm.memory import keep_freed_memory
+from adlm.models.matrix_products import Library, faster_library, multiplied_by
 from adlm.train.trainer import Trainer
 from benchmarks._record import record
 from benchmarks.train.worker import run_of

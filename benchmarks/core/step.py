@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from adlm.anchors.rules import RareInSequence
 from adlm.diffusion.corruption import UniformMasking
-from adlm.matrix_products import Library, faster_library, multiplied_by
 from adlm.models.costs import training_work
+from adlm.models.matrix_products import Library, faster_library, multiplied_by
 from adlm.models.network import Vocabulary
 from adlm.models.stack import StackConfig
 from adlm.models.two_stage import TwoStage, TwoStageConfig

@@ -71,7 +71,7 @@ def ids(text: str) -> list[int]:
 def unhurried(monkeypatch):
     """Every step is shown."""
     monkeypatch.setattr(live, "_PAUSE", 0)
-    monkeypatch.setattr(live, "_SHARE", 1)
+    monkeypatch.setattr(live, "_PICTURES", 1)
 
 
 def test_blanks_fresh_anchors_given_and_taken_back_look_different(monkeypatch):

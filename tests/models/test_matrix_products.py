@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-import adlm.matrix_products as module
-from adlm.matrix_products import faster_library, inference_products, keeps_float32, multiplied_by
+import adlm.models.matrix_products as module
+from adlm.models.matrix_products import faster_library, inference_products, keeps_float32, multiplied_by
 
 SETTINGS = torch.backends.mkldnn.matmul
 
