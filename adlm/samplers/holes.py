@@ -151,9 +151,12 @@ def _lengths(hole: Hole, language: Language, wording: Wording | None) -> Sequenc
         possible = language.lengths
     if not possible:
         known = f"; its options have {', '.join(map(str, language.lengths))}" if language.lengths else ""
+        lengths = "1 token" if hole.most == 1 else f"{hole.least} to {hole.most} tokens"
+        if 1 < hole.least == hole.most:
+            lengths = f"{hole.most} tokens"
         raise ConfigError(
             f"cannot fill {hole.written} by {wording or 'text'}",
-            f"no {hole.least if hole.least == hole.most else f'{hole.least} to {hole.most}'} tokens are right{known}",
+            f"no text of {lengths} meets it{known}",
             "change the token counts or the constraint; write spaces before the hole, not into the constraint",
             subject=hole.written,
         )
