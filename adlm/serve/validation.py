@@ -47,7 +47,9 @@ def explained(error: Mapping[str, Any]) -> RequestRefused:
         said = "must not be empty" if short else text.format(context[name])
     elif kind in _KINDS:
         said = _KINDS[kind]
+    elif kind == "value_error":
+        said = str(context["error"])  # the message of our own check
     else:
-        said = str(error["msg"]) if kind in ("too_long", "texts", "value_error") else "has a value that is not valid"
+        said = str(error["msg"]) if kind in ("too_long", "texts") else "has a value that is not valid"
     code = "unsupported_parameter" if kind == "extra_forbidden" else "invalid_value"
     return RequestRefused(400, f"{param or 'the request body'}: {said}", param=param, code=code)

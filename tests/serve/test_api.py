@@ -122,6 +122,7 @@ def test_a_wrong_canvas_is_refused_at_its_first_wrong_place(client):
     [
         ({"stop": list("abcde")}, "stop: 5 texts; 4 are taken"),
         ({"constraint": {"choice": []}}, "constraint.choice: must not be empty"),
+        ({"constraint": {}}, "constraint: give exactly one of choice, digits and pattern"),
         ({"stop": [1]}, "stop: give a text, or a list of up to 4 texts"),
         ({"prompt": [1, 2]}, "prompt: give a text, or a list of texts; token ids are not taken"),
     ],
