@@ -3,8 +3,10 @@ r"""Put an adapted model into the package, in half precision, with its figures a
     adlm adapt STORIES15M --to anchored-block:4 --sizes 1 2 4 4 0 0 0 --adapter-rank 56 --prune-vocabulary \
         --length 256 --rows 16 --steps 1000 --data self:1280 --data STORIES --out runs/box-first
     adlm adapt runs/box-first --to anchored-block:4 --sizes 2 4 0 0 0 0 0 0 --holes 0.75 --adapter-rank 56 \
-        --length 256 --rows 16 --steps 720 --seed 1 --data self:3072 --data STORIES --out runs/box
-    python docs/box.py runs/box-first runs/box --stories TEST.jsonl
+        --length 256 --rows 16 --steps 720 --seed 1 --data self:3072 --data STORIES --out runs/box-second
+    adlm adapt runs/box-second --to anchored-block:4 --sizes 2 4 0 0 0 0 --holes 0.75 --adapter-rank 56 \
+        --length 256 --rows 16 --steps 1300 --seed 2 --data self:4096 --data STORIES --out runs/box
+    python docs/box.py runs/box-first runs/box-second runs/box --stories TEST.jsonl
 
 STORIES15M is the folder of the llama2.c model (model.bin, tokenizer.bin); STORIES and TEST.jsonl are stories of
 TinyStories to train on and to measure on. Everything is measured in half precision, as the model is shipped.
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="of each round of training; the last is bundled")
     parser.add_argument("--stories", type=Path, required=True, help="held-out stories (.jsonl, text)")
     parser.add_argument("--rows", type=int, default=64, help="texts of each to measure on")
+    parser.add_argument("--before", type=int, default=0, help="tokens read in earlier rounds, if `adlm adapt box` began")
     options = parser.parse_args()
     folder = options.folders[-1]
     source, model = (TextModel.from_pretrained(each) for each in (options.folders[0] / "source", folder))
@@ -52,7 +55,7 @@ def main() -> None:
     run = {"name": "box", "objective": (model.config.run or {})["objective"]}  # without the folders of this machine
     config = replace(model.config, sampling=SAMPLING, run=run)
     about = {f"nats per token, {name}": value for name, value in figures.items()}
-    tokens = sum(json.loads((each / "adapt.json").read_text())["tokens"] for each in options.folders)
+    tokens = options.before + sum(json.loads((each / "adapt.json").read_text())["tokens"] for each in options.folders)
     data = DATA.format(tokens / 1e6)
     facts = Facts(licence="mit", language="en", data=data, figures=about, notes=NOTES)
     licence = (BOX / "LICENSE").read_text(encoding="utf-8")  # that of the source
