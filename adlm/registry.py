@@ -98,6 +98,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         **_in("adlm.objectives.d3pm", "D3pm"),
         **_in("adlm.objectives.score_entropy", "ScoreEntropy"),
         **_in("adlm.objectives.degraded", "DegradedAnelbo"),
+        **_in("adlm.objectives.order_likelihood", "OrderLikelihood"),
     },
     "optimizer": _in("adlm.train.optimizers", "AdamW", "Muon"),
     "order": _in("adlm.samplers.orders", "Confidence", "Margin", "LeastEntropy", "AnchorConfidence", "AnyOrder"),

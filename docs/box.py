@@ -35,7 +35,9 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="of each round of training; the last is bundled")
     parser.add_argument("--stories", type=Path, required=True, help="held-out stories (.jsonl, text)")
     parser.add_argument("--rows", type=int, default=64, help="texts of each to measure on")
-    parser.add_argument("--before", type=int, default=0, help="tokens read in earlier rounds, if `adlm adapt box` began")
+    parser.add_argument(
+        "--before", type=int, default=0, help="tokens read in earlier rounds, if `adlm adapt box` began"
+    )
     options = parser.parse_args()
     folder = options.folders[-1]
     source, model = (TextModel.from_pretrained(each) for each in (options.folders[0] / "source", folder))

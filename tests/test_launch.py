@@ -172,7 +172,7 @@ GUIDE = [
 COMMANDS = [
     line[line.index("adlm train") :]
     for block in GUIDE
-    for line in block.replace("\\\n", " ").splitlines()
+    for line in re.sub(r"='[^']*'", lambda value: value[0].replace("\n", " "), block.replace("\\\n", " ")).splitlines()
     if re.match(r"[A-Z_0-9= ]*(torchrun .*)?adlm train ", line) and "--dry-run" not in line
 ]
 

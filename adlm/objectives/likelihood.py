@@ -39,7 +39,7 @@ ESTIMATORS: dict[str, Objective] = {
     "published": Nelbo(UniformMasking()),
     "score-entropy": ScoreEntropy(CountMasking()),
     "d3pm": D3pm(UniformMasking(steps=1000)),
-    **{f"order:{name}": OrderLikelihood(order=order) for name, order in ORDERS.items()},
+    **{f"order:{name}": OrderLikelihood(order=name) for name in ORDERS},
 }
 RowScorer = Callable[[NDArray[np.int64]], NDArray[np.float64]]  # consecutive row numbers [n] -> nats [n, 1]
 

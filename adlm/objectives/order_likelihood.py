@@ -7,15 +7,15 @@ usually higher than the bound, which is the mean over random orders.
 Shapes: B batch, L length, D width, N masked positions, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from adlm.diffusion.corruption import Corruption, CountMasking
-from adlm.errors import ConfigError
+from adlm.errors import ConfigError, UnknownName
 from adlm.models.language_model import LanguageModel
 from adlm.objectives.linear_cross_entropy import SLICE_LOGITS, Nats
 from adlm.objectives.objective import LossContext, LossInputs, MaskedObjective
@@ -25,62 +25,32 @@ from adlm.samplers.ordered import best_first
 from adlm.samplers.orders import certainty, entropy, margin
 from adlm.types import Batch, Corrupted, Features
 
-
-@dataclass(frozen=True)
-class RevealOrder(ABC):
-    """Which masked position is revealed next: the one with the highest score."""
-
-    reads_anchors: ClassVar[bool] = False  # True: for two-stage models
-
-    @abstractmethod
-    def scores(self, model: LanguageModel, logits: Tensor, anchor: Tensor | None) -> Tensor:
-        """[n] for n positions, from logits [n, V] and features [n, D] of the anchor stage."""
-
-
-@dataclass(frozen=True)
-class FromTheLeft(RevealOrder):
-    """From left to right, in every block."""
-
-    def scores(self, model: LanguageModel, logits: Tensor, anchor: Tensor | None) -> Tensor:
-        return logits.new_zeros(len(logits))  # of equal scores the first position is taken
-
-
-@dataclass(frozen=True)
-class LowestEntropy(RevealOrder):
-    """Where the model's distribution has the lowest entropy: the sampler `entropy`."""
-
-    def scores(self, model: LanguageModel, logits: Tensor, anchor: Tensor | None) -> Tensor:
-        return -entropy(logits)
-
-
-@dataclass(frozen=True)
-class LargestMargin(RevealOrder):
-    """Where the most likely token is furthest ahead of the second: the sampler `margin`."""
-
-    def scores(self, model: LanguageModel, logits: Tensor, anchor: Tensor | None) -> Tensor:
-        return margin(logits.softmax(-1))
-
-
-@dataclass(frozen=True)
-class AnchorsFirst(RevealOrder):
-    """Where the anchor stage is most certain: the sampler `anchor-first`."""
-
-    reads_anchors: ClassVar[bool] = True
-
-    def scores(self, model: LanguageModel, logits: Tensor, anchor: Tensor | None) -> Tensor:
-        assert anchor is not None
-        return certainty(anchor_predictions(model, anchor))
+# Scores [n] of masked positions, from logits [n, V] and features [n, D] of the anchor stage. The highest comes next.
+ORDERS: dict[str, Callable[[LanguageModel, Tensor, Tensor | None], Tensor]] = {
+    "left-to-right": lambda model, logits, anchor: logits.new_zeros(len(logits)),  # of equal ones, the first is taken
+    "entropy": lambda model, logits, anchor: -entropy(logits),
+    "margin": lambda model, logits, anchor: margin(logits.softmax(-1)),
+    "anchors": lambda model, logits, anchor: certainty(anchor_predictions(model, cast("Tensor", anchor))),
+}
 
 
 @dataclass(frozen=True)
 class OrderLikelihood(MaskedObjective):
     """-log p(x) of one token per pass in an order; blocks of all rows are revealed side by side, each in its order.
 
-    A row of n tokens takes n passes, one in blocks of b takes b. It is for evaluation: `corrupt` masks everything.
+    A row of n tokens takes n passes, one in blocks of b takes b. It is for evaluation only.
+
+    Args:
+        order: a name in `ORDERS`: the first position, where the model's distribution has the lowest entropy or the
+            largest margin between the two likeliest tokens, or where the anchor stage is most certain.
     """
 
-    order: RevealOrder = field(default_factory=LowestEntropy)
+    order: str = "entropy"
     corruption: Corruption = field(default_factory=CountMasking)
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise UnknownName("order", self.order, ORDERS)
 
     @property
     def exact(self) -> bool:
@@ -88,7 +58,7 @@ class OrderLikelihood(MaskedObjective):
 
     def check(self, model: LanguageModel) -> None:
         super().check(model)
-        if self.order.reads_anchors:
+        if self.order == "anchors":
             model.check_two_stages("the order of the anchor stage")
         if model.time_conditioned:
             raise ConfigError("a time-conditioned model has no likelihood under an order", subject="estimator")
@@ -126,7 +96,7 @@ class OrderLikelihood(MaskedObjective):
             part = slice(start, start + rows)
             logits = model.logits(features.final[part]).float()
             cost = torch.nn.functional.cross_entropy(logits, inputs.tokens[part], reduction="none")
-            score = self.order.scores(model, logits, None if anchor is None else anchor[part])
+            score = ORDERS[self.order](model, logits, None if anchor is None else anchor[part])
             found.append(torch.stack([cost, score.float()]))
         cost, score = torch.cat(found, 1)
         return cost, score
@@ -138,11 +108,3 @@ class OrderLikelihood(MaskedObjective):
 def _blocks(values: Tensor, size: int, fill: float) -> Tensor:
     """values [B, L] as [blocks of all rows, size]."""
     return torch.nn.functional.pad(values, (0, -values.shape[1] % size), value=fill).view(-1, size)
-
-
-ORDERS: dict[str, RevealOrder] = {
-    "left-to-right": FromTheLeft(),
-    "entropy": LowestEntropy(),
-    "margin": LargestMargin(),
-    "anchors": AnchorsFirst(),
-}

@@ -229,16 +229,16 @@ def test_padding_is_left_out_of_the_work_except_by_timed_networks():
 
 def test_vocabularies_are_known_before_data_is_read(tmp_path):
     assert known_vocabulary(Synthetic(vocabulary=100)) == Vocabulary(100, 99)
-    assert known_vocabulary(Corpus("anything", "bpe:300")) == Vocabulary(300, 299)
+    assert known_vocabulary(Corpus("kjv", "bpe:300")) == Vocabulary(300, 299)
     assert row_length(Synthetic(length=32)) == 32
     assert row_length(Prompts("file", "gpt2", 48)) == 48
     tokenizer = characters("abc")
     tokenizer.save(tmp_path)
     expected = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id)
-    assert known_vocabulary(Corpus("anything", str(tmp_path))) == expected
+    assert known_vocabulary(Corpus("kjv", str(tmp_path))) == expected
     for unknown in ("words", "somebody/tokenizer", "bpe:many"):
         with raises(ConfigError, subject=unknown):
-            known_vocabulary(Corpus("anything", unknown))
+            known_vocabulary(Corpus("kjv", unknown))
 
 
 def roles_as_vocabulary(tokenizer):
