@@ -70,13 +70,13 @@ def test_two_processes_have_the_losses_and_bounds_of_one(folder, case):
     assert [record["step"] for record in one] == [record["step"] for record in two]
     for ours, theirs in zip(one, two, strict=True):
         if "loss" in ours:
-            assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-6)
-            assert theirs["bound"] == pytest.approx(ours["bound"], abs=1e-6)
+            assert theirs["loss"] == pytest.approx(ours["loss"], abs=5e-6)
+            assert theirs["bound"] == pytest.approx(ours["bound"], abs=5e-6)
             assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
         else:
             mine, other = ours["validation"], theirs["validation"]
-            assert other["nats"]["mean"] == pytest.approx(mine["nats"]["mean"], abs=1e-6)
-            assert other["nats"]["error"] == pytest.approx(mine["nats"]["error"], abs=1e-6)
+            assert other["nats"]["mean"] == pytest.approx(mine["nats"]["mean"], abs=5e-6)
+            assert other["nats"]["error"] == pytest.approx(mine["nats"]["error"], abs=5e-6)
             assert float(other["samples"][0]) == pytest.approx(float(mine["samples"][0]), abs=1e-4)
 
 
