@@ -66,18 +66,21 @@ def records(folder):
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("poisoned")])
 def test_two_processes_have_the_losses_and_bounds_of_one(folder, case):
     name = case.split("/")[0]
+    # Sharding sums gradients in another order, and Muon scales the smallest directions of a gradient up to full size:
+    # with oneDNN's products, 4e-7 nats after one step were 2e-4 after five.
+    near = 1e-3 if case == "tied/fsdp" else 1e-6
     one, two = records(folder / name / "one"), records(folder / case)
     assert [record["step"] for record in one] == [record["step"] for record in two]
     for ours, theirs in zip(one, two, strict=True):
         if "loss" in ours:
-            assert theirs["loss"] == pytest.approx(ours["loss"], abs=5e-6)
-            assert theirs["bound"] == pytest.approx(ours["bound"], abs=5e-6)
-            assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
+            assert theirs["loss"] == pytest.approx(ours["loss"], abs=near)
+            assert theirs["bound"] == pytest.approx(ours["bound"], abs=near)
+            assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=max(1e-4, near))
         else:
             mine, other = ours["validation"], theirs["validation"]
-            assert other["nats"]["mean"] == pytest.approx(mine["nats"]["mean"], abs=5e-6)
-            assert other["nats"]["error"] == pytest.approx(mine["nats"]["error"], abs=5e-6)
-            assert float(other["samples"][0]) == pytest.approx(float(mine["samples"][0]), abs=1e-4)
+            assert other["nats"]["mean"] == pytest.approx(mine["nats"]["mean"], abs=near)
+            assert other["nats"]["error"] == pytest.approx(mine["nats"]["error"], abs=near)
+            assert float(other["samples"][0]) == pytest.approx(float(mine["samples"][0]), abs=max(1e-4, near))
 
 
 @pytest.mark.parametrize("case", ["published/ddp", "published/fsdp", "tied/fsdp"])
