@@ -1,8 +1,8 @@
 """The exact likelihood of a masked model that reveals one token per pass in an order of its own (DUEL, 2603.01367).
 
 If the next position depends only on what is revealed so far, p(x) is the product of the probabilities at which the
-tokens are revealed. That is the distribution of the sampler with this order, one token per step and no filters. It is
-usually higher than the bound, which is the mean over random orders.
+tokens are revealed. That is the distribution of the sampler with this order, one token per step and no filters. The
+bound is the mean of -log p over random orders, most of which are worse.
 
 Shapes: B batch, L length, D width, N masked positions, V vocabulary.
 """
@@ -89,7 +89,9 @@ class OrderLikelihood(MaskedObjective):
 
     def _measured(self, model: LanguageModel, features: Features, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """-log p [N] of the true tokens at the masked positions, and their scores [N]."""
-        anchor = None if features.anchor is None else features.anchor.flatten(0, 1).index_select(0, inputs.index)
+        anchor = None
+        if self.order == "anchors" and features.anchor is not None:
+            anchor = features.anchor.flatten(0, 1).index_select(0, inputs.index)
         rows = max(1, SLICE_LOGITS // model.vocabulary.size)
         found = []
         for start in range(0, len(features.final), rows):
